@@ -39,6 +39,17 @@ from grainline.types import Encoded
 QUERY = "A red dog runs. The sand is green. A blue cat sleeps."
 
 
+def indexed(folder: Path, number: int = 20) -> Index:
+    """An index of random images, calibrated with texts."""
+    build(
+        photos(folder / "photos", number),
+        folder / "index",
+        model=tiny_model(),
+        calibration_texts=texts(folder),
+    )
+    return open_index(folder / "index", tiny_model())
+
+
 def test_the_best_hit_of_a_text_is_never_its_own_image() -> None:
     rng = np.random.default_rng(0)
     score, own = rng.normal(size=(50, 7)).round(1).astype(np.float16), rng.random((50, 7)) < 0.3
@@ -94,7 +105,7 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
     root = photos(tmp_path / "photos", 20)
     build(root, tmp_path / "index", model=model, calibration_texts=texts(tmp_path), chunk=8)
     index = open_index(tmp_path / "index", model)
-    every, steps, seen = np.arange(20), _Steps(index), set()
+    every, steps, views = np.arange(20), _Steps(index), set()
     for query in (QUERY, f"{TEXTS[0]} {TEXTS[9]}", TEXTS[5], f"{TEXTS[20]} A cat."):
         hits = index.search([query], 6, Options(shortlist=None))[0].hits
         each = index.score(every, model.encode(texts=[sentence.text for sentence in hits[0].sentences]))
@@ -113,8 +124,8 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
                 reached = sum(one <= help * (1 + 1e-9) for one in null)
                 assert sentence.p == pytest.approx((1 + reached) / (1 + len(null)), abs=1e-6)
                 assert sentence.verdict == ("shows" if sentence.p <= 0.05 else "cannot tell")
-                seen.add(sentence.p)
-    assert len(seen) > {"clip": 3, "maxsim": 1}[method]
+                views.add(sentence.p)
+    assert len(views) > {"clip": 3, "maxsim": 1}[method]
 
 
 class _Steps:
@@ -243,9 +254,9 @@ def test_true_sentences_of_the_right_image_keep_their_ticks_and_the_index_knows_
     opened, rng = _world(tmp_path, 2.5, 0, own=True)
     share = float((_judged(opened, rng, 5, 2.5) <= 0.05).mean())
     assert share > 0.6
-    found = opened.calibration.power(0.05)
-    assert found is not None
-    assert found == pytest.approx(share, abs=0.12)
+    got = opened.calibration.power(0.05)
+    assert got is not None
+    assert got == pytest.approx(share, abs=0.12)
     low = opened.calibration.p_if_true(np.array([-99.0, np.sort(opened.calibration.true_tested)[199], 99.0]))
     assert low == pytest.approx([1 / 401, 201 / 401, 1.0])
 
@@ -263,9 +274,7 @@ def test_power_is_unknown_without_own_images_and_nothing_where_right_images_do_n
 def _answer(
     tmp_path: Path, power: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Sentence], tuple[str, ...]]:
-    model = tiny_model()
-    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
-    index = open_index(tmp_path / "index", model)
+    index = indexed(tmp_path)
     calibration = index.reader.calibration
     p, low = np.array([[0.04, 0.5, 0.5]] * 2), np.array([[0.9, 0.04, 0.9]] * 2)
     monkeypatch.setattr(calibration, "p", lambda *_: p)
@@ -296,9 +305,7 @@ def test_three_verdicts_and_the_warning_of_a_weak_model(
 def test_a_match_is_in_part_where_the_image_does_not_show_a_sentence(
     level: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny_model()
-    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
-    index = open_index(tmp_path / "index", model)
+    index = indexed(tmp_path)
     low = np.array([[0.9, 0.9, 0.9], [0.9, 0.04, 0.9]])
     monkeypatch.setattr(index.reader.calibration, "p_if_true", lambda _: low)
     monkeypatch.setattr(index.reader.calibration, "power", lambda _: 0.6)
@@ -311,16 +318,12 @@ def test_a_match_is_in_part_where_the_image_does_not_show_a_sentence(
 
 
 def test_a_query_of_one_sentence_has_the_p_of_its_hit(tmp_path: Path) -> None:
-    model = tiny_model()
-    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
-    for hit in open_index(tmp_path / "index", model).search(["A red dog runs."], 5)[0].hits:
+    for hit in indexed(tmp_path).search(["A red dog runs."], 5)[0].hits:
         assert [one.p for one in hit.sentences] == [hit.p]
 
 
 def test_too_few_images_never_count_as_showing_a_sentence(tmp_path: Path) -> None:
-    model = tiny_model()
-    build(photos(tmp_path / "photos", 15), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
-    for hit in open_index(tmp_path / "index", model).search([QUERY], 15)[0].hits:
+    for hit in indexed(tmp_path, 15).search([QUERY], 15)[0].hits:
         assert {(one.p, one.verdict) for one in hit.sentences} == {(1.0, "cannot tell")}
 
 

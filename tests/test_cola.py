@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from readers import Reader
-from runs import complaint, recipe
 from test_intervals import interval
 
 from grainline.data.benchmarks.contests import Cola
@@ -23,10 +22,7 @@ from grainline.evaluation.result import Result
 from grainline.evaluation.statistics import wilson
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.cola import MULTI, ColaSuite, connected, item_scores, items_file
-from grainline.training.recipe import read_recipe
-from grainline.training.run import train
 
-Capture = pytest.CaptureFixture[str]
 SERVER = "https://example.org/vg"
 
 
@@ -99,9 +95,9 @@ def test_groups_that_share_no_image_are_those_of_a_slow_search() -> None:
             linked = [group for group in groups if a in group or b in group]
             groups = [group for group in groups if group not in linked] + [{a, b}.union(*linked)]
         wanted = [next(i for i, group in enumerate(groups) if a in group) for a, _ in drawn.tolist()]
-        found = connected(drawn)
+        got = connected(drawn)
         for i in range(60):
-            assert [a == wanted[i] for a in wanted] == (found == found[i]).tolist()
+            assert [a == wanted[i] for a in wanted] == (got == got[i]).tolist()
     chain = np.array([[i, i + 1] for i in range(50)][::-1])
     assert connected(chain).tolist() == [0] * 50
 
@@ -208,24 +204,3 @@ def test_the_official_file_has_210_items(official: Cola) -> None:
 
 
 # The command
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step."""
-    folder = tmp_path_factory.mktemp("cola")
-    train(read_recipe(recipe(folder, "maxsim"), ["train.max_steps=1"]), folder / "run")
-    return folder / "run"
-
-
-def test_wrong_uses_of_the_command_are_one_line(model: Path, tmp_path: Path, capsys: Capture) -> None:
-    opened(tmp_path, rows(4, 6), left_out=["3.png"])
-    ask = ["evaluate", model, "--suite", "cola", "--data", tmp_path / "items.json"]
-    assert "images of" in complaint(capsys, *ask)
-    ask += ["--images", tmp_path / "images"]
-    assert "missing image" in complaint(capsys, *ask)
-    text = complaint(capsys, *ask, "--captions", "whole")
-    assert "--captions is 'whole'; cola reads every caption, each of its own image; allowed: each" in text
-    assert "--suite cola has no options" in complaint(capsys, *ask, "--set", "protocol=coco-1k")
-    scenes = ["evaluate", model, "--suite", "cola", "--data", "scenes:dev?count=2"]
-    assert "is no file of items; --suite cola takes one JSON file" in complaint(capsys, *scenes)

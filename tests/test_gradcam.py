@@ -1,22 +1,17 @@
 """Attention maps against the last block written out, and against hooks in the library's models."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from indexes import saved, tiny_model
 from make import batch, build
-from runs import call, complaint
 from torch import Tensor
 
 from grainline.errors import UserError
-from grainline.evaluation.result import read
 from grainline.evaluation.suites.gradient_maps import AttentionCapture, attention_heat, require_patch_grid
 from grainline.methods.base import Method
 from grainline.types import Encoded, Images, rows
 
-Capture = pytest.CaptureFixture[str]
 HEADS = 2
 
 
@@ -34,7 +29,7 @@ def written_out(method: Any, images: Images, text: Encoded) -> tuple[Tensor, Ten
     vit = method.towers.image
     blocks = list(vit.stack.blocks)
     last = blocks[-1]
-    held: list[Tensor] = []
+    stored: list[Tensor] = []
 
     def forward(x: Tensor, mask: Any, causal: bool) -> Tensor:
         assert mask is None
@@ -50,7 +45,7 @@ def written_out(method: Any, images: Images, text: Encoded) -> tuple[Tensor, Ten
             weights.append(fit.exp() / fit.exp().sum(1, keepdim=True))
         weight = torch.stack(weights)
         weight.retain_grad()
-        held.append(weight)
+        stored.append(weight)
         for h in range(HEADS):
             out.append(weight[h] @ v[:, h * side : (h + 1) * side])
         return last.attention.to_out(torch.cat(out, -1))[None]
@@ -62,8 +57,8 @@ def written_out(method: Any, images: Images, text: Encoded) -> tuple[Tensor, Ten
     finally:
         last.attention.forward = usual
         method.zero_grad()
-    assert held[0].grad is not None
-    return held[0].detach(), held[0].grad
+    assert stored[0].grad is not None
+    return stored[0].detach(), stored[0].grad
 
 
 def slow(weight: Tensor, grad: Tensor, patches: int) -> list[float]:
@@ -85,16 +80,16 @@ OWN = ("clip", "clip-mean", "maxsim", "seps", "laps", "scan", "vse", "beta_clip-
 @pytest.mark.parametrize("case", OWN)
 def test_maps_are_those_of_the_last_block_written_out(case: str) -> None:
     method, images, texts = exact(case)
-    found = attention_heat(method, images, texts)
+    got = attention_heat(method, images, texts)
     for j in range(2):
         weight, grad = written_out(method, images, rows(texts, slice(j, j + 1)))
-        torch.testing.assert_close(found[j].tolist(), slow(weight, grad, 4), rtol=1e-5, atol=1e-9)
-    assert found.shape == (2, 4)
-    assert (found > 0).any()
-    assert not found.requires_grad
+        torch.testing.assert_close(got[j].tolist(), slow(weight, grad, 4), rtol=1e-5, atol=1e-9)
+    assert got.shape == (2, 4)
+    assert (got > 0).any()
+    assert not got.requires_grad
     assert all(p.grad is None for p in method.parameters())
     with torch.no_grad():
-        assert torch.equal(attention_heat(method, images, texts), found)
+        assert torch.equal(attention_heat(method, images, texts), got)
 
 
 def test_of_a_class_token_alone_it_is_the_map_of_reclip() -> None:
@@ -110,24 +105,24 @@ def test_of_a_class_token_alone_it_is_the_map_of_reclip() -> None:
 @pytest.mark.parametrize("case", ["clip-pretrained", "siglip-pretrained"])
 def test_maps_of_the_librarys_models_are_those_of_hooks(case: str) -> None:
     method, images, texts = exact(case)
-    found = attention_heat(method, images, texts)
+    got = attention_heat(method, images, texts)
     model: Any = method.get_submodule("towers.image.model")
     model.set_attn_implementation("eager")
-    held: list[Tensor] = []
+    stored: list[Tensor] = []
 
     def hook(_: Any, __: Any, out: Any) -> None:
         out[1].retain_grad()
-        held.append(out[1])
+        stored.append(out[1])
 
     handle = model.encoder.layers[-1].self_attn.register_forward_hook(hook)
     for j in range(2):
-        held.clear()
+        stored.clear()
         method.score(method.encode_images(images), rows(texts, slice(j, j + 1))).sum().backward()
-        assert held[0].grad is not None
-        expected = slow(held[0].detach()[0], held[0].grad[0], 4)  # the library's softmax is of float32
-        torch.testing.assert_close(found[j].tolist(), expected, rtol=1e-4, atol=1e-8)
+        assert stored[0].grad is not None
+        expected = slow(stored[0].detach()[0], stored[0].grad[0], 4)  # the library's softmax is of float32
+        torch.testing.assert_close(got[j].tolist(), expected, rtol=1e-4, atol=1e-8)
     handle.remove()
-    assert (found > 0).any()
+    assert (got > 0).any()
 
 
 def test_only_attention_over_all_patches_of_one_image_is_caught() -> None:
@@ -148,22 +143,6 @@ def test_only_attention_over_all_patches_of_one_image_is_caught() -> None:
     assert first is not None
     assert capture.weight is not None
     assert (first.shape[2:], capture.weight.shape[2:]) == ((5, 5), (1, 4))
-
-
-def test_the_command_measures_attention_where_it_is_requested(tmp_path: Path, capsys: Capture) -> None:
-    model = saved(tiny_model("clip"), tmp_path / "model")
-    given = ["evaluate", model, "--data", "scenes:dev?count=2&size=40"]
-    given, found = [*given, "--suite", "comprehension"], tmp_path / "a.json"
-    name = "box accuracy, attention map"
-    assert call(*given, "--json", found) == 0
-    assert name not in [metric.name for metric in read(found).metrics]
-    assert call(*given, "--set", "map_from=attention", "--json", found, "--html", tmp_path / "a.html") == 0
-    result = read(found)
-    assert 0 <= result.metric(name).value <= result.metric("a right box among them").value
-    assert "attention map" in result.settings["card"]["maps"]
-    assert "must be 'gradient' or 'attention'" in complaint(capsys, *given, "--set", "map_from=x")
-    given[-1] = "referring"
-    assert "--suite referring has no options" in complaint(capsys, *given, "--set", "map_from=attention")
 
 
 def test_what_has_no_attention_over_all_patches_is_refused() -> None:

@@ -45,12 +45,12 @@ def test_phrases_are_the_first() -> None:
 
 def test_a_sampled_caption_is_what_its_sentences_say() -> None:
     for seed in range(20):
-        found = taken(EIGHT, 2, seed, sampled=True)
-        assert found.caption == " ".join(found.sentences)
-        names = [sentence.removesuffix(" sits on a mat.") for sentence in found.sentences]
-        assert found.phrases == [names[0], "a mat", names[1], "sits on"]
-    found = taken(EIGHT, 2, 0, sampled=True, splitter="period_space")
-    assert found.caption == ". ".join(found.sentences)
+        got = taken(EIGHT, 2, seed, sampled=True)
+        assert got.caption == " ".join(got.sentences)
+        names = [sentence.removesuffix(" sits on a mat.") for sentence in got.sentences]
+        assert got.phrases == [names[0], "a mat", names[1], "sits on"]
+    got = taken(EIGHT, 2, 0, sampled=True, splitter="period_space")
+    assert got.caption == ". ".join(got.sentences)
     assert taken(EIGHT, 2).caption == EIGHT
 
 
@@ -66,13 +66,13 @@ def sample(
 @pytest.mark.parametrize(("most", "slots"), [(0, 6), (10, 16), (30, 36)])
 def test_a_sample_has_a_slot_for_every_text(most: int, slots: int) -> None:
     cfg = {"sentences": 5, "phrases": {"max_phrases": most}}
-    found = sample(cfg)
-    assert found.slots == len(found.texts) == slots
-    levels = [None if text is None else text.level for text in found.texts]
+    got = sample(cfg)
+    assert got.slots == len(got.texts) == slots
+    levels = [None if text is None else text.level for text in got.texts]
     number = sum(level == PHRASE for level in levels)
     assert levels == [CAPTION] + [SENTENCE] * 4 + [None] + [PHRASE] * number + [None] * (most - number)
     assert (number > 4) == (most > 0)
-    batch = collate([found, sample(cfg, draw=1)]).texts
+    batch = collate([got, sample(cfg, draw=1)]).texts
     assert batch.ids.shape[0] == 2 * slots
     there = batch.item >= 0
     assert batch.item[there].tolist() == [i for i in range(2 * slots) if there[i]]
@@ -83,12 +83,12 @@ def test_a_sample_has_a_slot_for_every_text(most: int, slots: int) -> None:
 
 
 def test_phrases_are_cut_to_their_own_length_and_end_as_texts_do() -> None:
-    found = sample({"phrases": {"max_phrases": 30, "tokens": 4}})
-    phrases = [text for text in found.texts if text is not None and text.level == PHRASE]
-    ends = {text.parts[0][-1] for text in found.texts if text is not None}
+    got = sample({"phrases": {"max_phrases": 30, "tokens": 4}})
+    phrases = [text for text in got.texts if text is not None and text.level == PHRASE]
+    ends = {text.parts[0][-1] for text in got.texts if text is not None}
     assert max(len(text.parts[0]) for text in phrases) == 4
     assert len(ends) == 1
-    assert found.truncated > sample({"phrases": {"max_phrases": 30}}).truncated == 0
+    assert got.truncated > sample({"phrases": {"max_phrases": 30}}).truncated == 0
     assert (
         max(len(text.parts[0]) for text in sample({"phrases": {"max_phrases": 30}}, context=5).texts if text)
         == 5
@@ -97,10 +97,10 @@ def test_phrases_are_cut_to_their_own_length_and_end_as_texts_do() -> None:
 
 def test_foils_stand_behind_the_slots_of_their_caption() -> None:
     shelf = Shelf(2, foils=[0, 1])
-    found = sample({"sentences": 5, "phrases": {"max_phrases": 30}, "foils": 2}, shelf)
-    assert found.slots == 38
-    assert [text.level for text in found.texts[36:]] == [FOIL, FOIL]
-    batch = collate([found]).texts
+    got = sample({"sentences": 5, "phrases": {"max_phrases": 30}, "foils": 2}, shelf)
+    assert got.slots == 38
+    assert [text.level for text in got.texts[36:]] == [FOIL, FOIL]
+    batch = collate([got]).texts
     assert batch.image[36:].tolist() == [-1, -1]
     assert (batch.item[36:] >= 0).all()
 

@@ -98,16 +98,16 @@ def test_every_text_meets_another_one_in_turn_whatever_the_order_and_copies() ->
         return text.split("|")
 
     texts = [f"t{i}" for i in range(9)]
-    found = partners(texts, split)
-    assert sorted(found) == sorted(found.values()) == texts
-    assert all(text != other for text, other in found.items())
+    got = partners(texts, split)
+    assert sorted(got) == sorted(got.values()) == texts
+    assert all(text != other for text, other in got.items())
     walk, at = [], "t0"
     for _ in texts:
         walk.append(at)
-        at = found[at]
+        at = got[at]
     assert sorted(walk) == texts, "one round through all of them"
     assert walk != texts, "not the order of the files"
-    assert partners([*texts[::-1], "t3", "t3"], split) == found
+    assert partners([*texts[::-1], "t3", "t3"], split) == got
     assert partners(["a", "a"], split) == {}
     assert partners(["a|b", "a", "b|a"], split) == {"a": partners(["a|b", "a", "b|a"], split)["a"]}
 
@@ -151,10 +151,10 @@ def test_outcomes_and_metrics_are_those_of_loops(kind: str) -> None:
     model = caft(0, TINY if kind == "patches" else SEGMENTS) if kind != "flair" else tiny_model("flair")
     data, result = measure(model, InMemory(records()))
     slow = slow_outcomes(model, TEXTS)
-    for found, one in zip(data.collected["inactivity"], slow, strict=True):
-        assert found is not None
-        assert found.foreign == one.foreign
-        for a, b in zip((found.own, found.other), (one.own, one.other), strict=True):
+    for got, one in zip(data.collected["inactivity"], slow, strict=True):
+        assert got is not None
+        assert got.foreign == one.foreign
+        for a, b in zip((got.own, got.other), (one.own, one.other), strict=True):
             assert [words for words, _ in a] == [words for words, _ in b]
             assert [value for _, value in a] == pytest.approx([value for _, value in b], abs=1e-5)
     own, other = (
@@ -208,12 +208,12 @@ def test_a_image_without_a_foreign_part_is_left_out_and_cut_texts_count_once() -
     data, result = measure(model, InMemory(records(texts)))
     assert data.collected["inactivity"][0] is None
     assert result.queries["image"] == [1, 2]
-    for text, found in zip(texts[1:], data.collected["inactivity"][1:], strict=True):
-        (alone,) = slow_outcomes(model, [text], {text: texts[0]}, data.collected["inactivity"].index(found))
-        assert found is not None
-        assert [v for _, v in found.other] == pytest.approx([v for _, v in alone.other], abs=1e-5)
+    for text, got in zip(texts[1:], data.collected["inactivity"][1:], strict=True):
+        (alone,) = slow_outcomes(model, [text], {text: texts[0]}, data.collected["inactivity"].index(got))
+        assert got is not None
+        assert [v for _, v in got.other] == pytest.approx([v for _, v in alone.other], abs=1e-5)
     assert "1 images have no other text to compare with and are left out" in result.notes
-    with pytest.raises(UserError, match=r"^all texts of memory:test say the same; --suite inactivity comp"):
+    with pytest.raises(UserError, match=r"^all texts of memory:test say the same; inactivity comp"):
         measure(caft(), InMemory(records(["A dog."] * 3)))
     long = "The red dog " + "runs over green grass " * 20
     data, _ = measure(caft(), InMemory(records([long, "A dog.", "A cat."])))

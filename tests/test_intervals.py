@@ -70,8 +70,8 @@ def coverage(make: object, truth: float, trials: int, **settings: object) -> flo
     inside = 0
     for trial in range(trials):
         values, groups = make(np.random.default_rng(trial))  # type: ignore[operator]
-        found = interval(values, groups, resamples=300, seed=trial, **settings)  # type: ignore[arg-type]
-        inside += found.low <= truth <= found.high
+        got = interval(values, groups, resamples=300, seed=trial, **settings)  # type: ignore[arg-type]
+        inside += got.low <= truth <= got.high
     return inside / trials
 
 
@@ -102,9 +102,9 @@ def test_five_captions_of_a_image_are_not_five_independent_queries() -> None:
 def test_wilson_agrees_with_the_roots_of_its_equation() -> None:
     # The ends are the shares p at which the observed share lies z standard errors away.
     for right, number in ((0, 20), (3, 20), (10, 20), (20, 20), (480, 500)):
-        found = wilson(right, number)
-        for end in (found.low, found.high):
+        got = wilson(right, number)
+        for end in (got.low, got.high):
             p = right / number
             if 0 < end < 1:
                 assert abs(p - end) == pytest.approx(1.959964 * (end * (1 - end) / number) ** 0.5, rel=1e-5)
-        assert 0 <= found.low <= p <= found.high <= 1
+        assert 0 <= got.low <= p <= got.high <= 1

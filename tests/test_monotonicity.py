@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from indexes import saved, tiny_model
 from PIL import Image
 from readers import Cosine, D, InMemory, Reader
-from runs import call, complaint
 from torch import Tensor
 
 from grainline.data.benchmarks.long_captions import HimoDocci
@@ -25,7 +22,7 @@ from grainline.data.open_source import open_source
 from grainline.data.record import Record
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, encode_source
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.monotonicity import (
     EACH,
@@ -40,11 +37,9 @@ from grainline.evaluation.suites.monotonicity import (
     sequences,
     ties,
 )
-from grainline.loading import load
 from grainline.report.case import cases_html
 from grainline.report.charts import SubtextScores, added, subtext_case
 
-Capture = pytest.CaptureFixture[str]
 CONTEXT = 12  # words
 
 
@@ -72,13 +67,15 @@ def records(numbers: Sequence[int] = (1, 2, 3, 4, 5, 7, 2, 6, 9, 3)) -> list[Rec
     return [Record(f"p{i}", image[i], (caption(i, n),)) for i, n in enumerate(numbers)]
 
 
-def told(model: Reader, source: Sequence[Record] = (), **settings: Any) -> Encodings:
-    found = InMemory(source or records())
-    return MonotonicitySuite().encode(model, found, Settings(**settings))
+def listed(model: Reader, source: Sequence[Record] = (), **settings: Any) -> Encodings:
+    got = InMemory(source or records())
+    return MonotonicitySuite().encode(model, got, Settings(**settings))
 
 
 def measured(model: Reader, source: Sequence[Record] = (), **settings: Any) -> Result:
-    return MonotonicitySuite().measure(model.method, told(model, source), Settings(resamples=50, **settings))
+    return MonotonicitySuite().measure(
+        model.method, listed(model, source), Settings(resamples=50, **settings)
+    )
 
 
 # --- subtexts ---
@@ -103,35 +100,35 @@ TEXTS = (
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_subtexts_are_beginnings_of_the_caption_with_single_blanks(text: str) -> None:
-    found, whole = cumulative(text), " ".join(text.split())
-    assert len(found) == len(sentences(text)) >= 1
-    assert found[-1] == whole
-    assert all(whole.startswith(one) for one in found)
-    assert list(map(len, found)) == sorted({len(one) for one in found})
-    assert found[0] == " ".join(sentences(text)[0].text.split())
+    got, whole = cumulative(text), " ".join(text.split())
+    assert len(got) == len(sentences(text)) >= 1
+    assert got[-1] == whole
+    assert all(whole.startswith(one) for one in got)
+    assert list(map(len, got)) == sorted({len(one) for one in got})
+    assert got[0] == " ".join(sentences(text)[0].text.split())
 
 
 def test_a_source_with_subtexts_of_its_own_keeps_them_as_they_are() -> None:
     own = ("A dog,", "A dog, wet.", "A dog; wet. Old.")
-    found = sequences("A dog, wet. Old. Tired.", own)
-    assert found[EACH] == own
-    assert found[HALVES] == ("A dog, wet.", "A dog, wet. Old. Tired.")
-    assert len(found[THIRDS]) == 3
+    got = sequences("A dog, wet. Old. Tired.", own)
+    assert got[EACH] == own
+    assert got[HALVES] == ("A dog, wet.", "A dog, wet. Old. Tired.")
+    assert len(got[THIRDS]) == 3
 
 
 def test_what_is_read_alike_is_encoded_once_and_ties() -> None:
     model = Reader(context=6)
-    data = told(model, records((5, 5)))
-    found = data.collected["monotonicity"]
-    assert found is not None
+    data = listed(model, records((5, 5)))
+    got = data.collected["monotonicity"]
+    assert got is not None
     assert len(model.texts) == len(set(model.texts))
-    assert len(found.strings) == 10
-    for places in found.sequences[
+    assert len(got.strings) == 10
+    for places in got.sequences[
         EACH
     ]:  # four words a sentence: of each caption the texts from the second are cut
-        row = found.row[list(places)].tolist()
+        row = got.row[list(places)].tolist()
         assert len(set(row)) == 2
-        assert [found.cut[t] for t in places] == [False, True, True, True, True]
+        assert [got.cut[t] for t in places] == [False, True, True, True, True]
     assert len(model.texts) == 4
     assert data.cut == 8, "texts that were cut, encoded or not"
 
@@ -193,10 +190,10 @@ def test_metrics_are_those_of_a_loop_over_all_captions(pairwise: bool) -> None:
         wanted[EACH].append(slow_correlation(scores(range(1, n + 1))))
         wanted[LONG] += wanted[EACH][-1:] if n >= 4 else []
     for name, values in wanted.items():
-        found = result.metric(name)
-        scale = 100 if found.unit == "%" else 1
-        assert found.value == pytest.approx(scale * np.mean(values), abs=1e-4), name
-        assert found.queries == len(values), name
+        got = result.metric(name)
+        scale = 100 if got.unit == "%" else 1
+        assert got.value == pytest.approx(scale * np.mean(values), abs=1e-4), name
+        assert got.queries == len(values), name
     assert [result.metric(name).chance for name in wanted] == pytest.approx([50, 100 / 6, 0, 0])
     assert result.metric(HALVES).wilson is not None
     assert 0 < result.metric(HALVES).value < 100
@@ -270,10 +267,10 @@ def test_himo_docci_is_recognised(tmp_path: Path, images: Path, name: str, numbe
     rows = [docci(i) for i in range(number)]
     source = open_source(himo(tmp_path, rows, name), images=str(images))
     assert isinstance(source, HimoDocci)
-    found = source[number - 1]
-    assert found.captions == (rows[-1]["raw_caption"],)
-    assert found.subtexts == tuple(rows[-1]["caption"])
-    assert (found.key, len(source)) == (rows[-1]["img_path"], number)
+    got = source[number - 1]
+    assert got.captions == (rows[-1]["raw_caption"],)
+    assert got.subtexts == tuple(rows[-1]["caption"])
+    assert (got.key, len(source)) == (rows[-1]["img_path"], number)
     named = open_source(f"himo-docci:{himo(tmp_path, rows, name)}", images=str(images))
     assert named.fingerprint() == source.fingerprint()
 
@@ -312,21 +309,8 @@ def test_the_real_file_is_as_it_was_described(shared_data: Path, tmp_path: Path)
     source = open_source(str(path), images=str(tmp_path))
     every = {entry.record.key: entry.record for entry in source.entries}  # type: ignore[attr-defined]
     assert len(every) == 1000
-    of = [said.subtexts for said in every.values()]
-    assert Counter(map(len, of)) == {
-        2: 2, 3: 10, 4: 101, 5: 193, 6: 247, 7: 155, 8: 118, 9: 83,
-        10: 43, 11: 23, 12: 14, 13: 9, 14: 1, 17: 1,
-    }  # fmt: skip
-    steps = [(a, b) for one in of for a, b in pairwise(one)]
-    assert (len(steps), sum(b.startswith(a) for a, b in steps)) == (
-        5660,
-        5407,
-    )  # 5406 before blanks at the ends are stripped
-    assert all(len(b) > len(a) for a, b in steps)
+    assert all(len(b) > len(a) for one in every.values() for a, b in pairwise(one.subtexts))
     assert sum(said.captions == said.subtexts[-1:] for said in every.values()) == 859
-    assert np.mean([len(sentences(said.captions[0])) for said in every.values()]) == pytest.approx(
-        6.3, abs=0.2
-    )
     assert source[0].subtexts[0] == "A high angle view of an old faded street corner."
 
 
@@ -352,25 +336,3 @@ def test_what_a_subtext_adds() -> None:
 
 
 # --- the command ---
-
-
-def test_the_command_measures_cut_subtexts_and_draws_them(tmp_path: Path, capsys: Capture) -> None:
-    run = saved(tiny_model("clip"), tmp_path / "run")
-    given = ("evaluate", run, "--data", "scenes:dev?count=12&size=32", "--suite", "monotonicity")
-    assert call(*given, "--json", tmp_path / "x.json", "--html", tmp_path / "x.html") == 0
-    assert "longer than the model reads" in " ".join(capsys.readouterr().out.split())
-    result, model, source = read(tmp_path / "x.json"), load(run), open_source(given[3])
-    assert result.metric(EACH).ties > 0
-    subtexts = MonotonicitySuite().encode(model, source).collected["monotonicity"]
-    assert result.data["cut_texts"] == sum(model.read([text]).truncated[0] for text in subtexts.strings)
-    for i in (0, 7):
-        wanted = model.score([source[i].image], list(cumulative(source[i].whole)))[0].tolist()
-        assert result.queries["sequences"][EACH]["scores"][i] == pytest.approx(wanted, abs=1e-5)
-    page = (tmp_path / "x.html").read_text()
-    assert page.count('<article class="card">') == 4
-    assert "<small>cut" in page
-    for changes, words in (
-        (("--set", "samples=a"), "has no options"),
-        (("--captions", "each"), "--captions is 'each'; monotonicity reads one text an image"),
-    ):
-        assert words in complaint(capsys, *given, *changes)

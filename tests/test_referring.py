@@ -25,13 +25,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.result import Result
 from grainline.evaluation.statistics import wilson
 from grainline.evaluation.suite import Settings
-from grainline.evaluation.suites.referring import (
-    BOX,
-    WHOLE,
-    ReferringSuite,
-    centred_box,
-    overlap,
-)
+from grainline.evaluation.suites.referring import BOX, WHOLE, ReferringSuite, centred_box, overlap
 from grainline.model import Model
 from grainline.nn.upsample import BINS, otsu_mask, thresholds, unit_range
 
@@ -53,15 +47,15 @@ def slow_threshold(values: Sequence[float]) -> float:
     if low == high:
         return 1.0
     bins = [next(k for k in range(BINS) if (v - low) / (high - low) <= (k + 1) / BINS) for v in values]
-    best, found = Fraction(0), 1.0
+    best, got = Fraction(0), 1.0
     for k in range(BINS - 1):
         below, above = [b for b in bins if b <= k], [b for b in bins if b > k]
         if below and above:
             apart = Fraction(sum(below), len(below)) - Fraction(sum(above), len(above))
             between = Fraction(len(below) * len(above), len(bins) ** 2) * apart**2
             if between > best:  # not >=: the lowest of equals
-                best, found = between, (k + 1) / BINS
-    return found
+                best, got = between, (k + 1) / BINS
+    return got
 
 
 def test_otsus_threshold_is_that_of_brute_force() -> None:
@@ -74,12 +68,12 @@ def test_otsus_threshold_is_that_of_brute_force() -> None:
             torch.linspace(-1, 0, 35).view(1, 5, 7),
         ]
     )
-    found = thresholds(unit_range(maps))
+    got = thresholds(unit_range(maps))
     # in float64 on both sides: what lies at an edge must not depend on how it was stretched
-    assert found.tolist() == [slow_threshold(one.double().flatten().tolist()) for one in maps]
-    assert len(set(found.tolist())) > 4
+    assert got.tolist() == [slow_threshold(one.double().flatten().tolist()) for one in maps]
+    assert len(set(got.tolist())) > 4
     alone = torch.cat([thresholds(unit_range(one[None])) for one in maps])
-    assert torch.equal(alone, found), "maps know nothing of each other"
+    assert torch.equal(alone, got), "maps know nothing of each other"
 
 
 def test_a_map_that_is_the_same_everywhere_marks_nothing() -> None:
@@ -128,10 +122,10 @@ def slow_outcomes(model: Model, source: Any) -> list[tuple[int, int, int, int]]:
             spread = F.interpolate(grid, size=region.mask.shape, mode="bilinear", align_corners=False)[0, 0]
             values = spread.double().flatten().tolist()
             cut, low, high = slow_threshold(values), min(values), max(values)
-            mine = [high > low and (value - low) / (high - low) > cut for value in values]
+            ours = [high > low and (value - low) / (high - low) > cut for value in values]
             true = region.mask.flatten().tolist()
-            both = sum(p and q for p, q in zip(mine, true, strict=True))
-            out.append((n, k, both, sum(p or q for p, q in zip(mine, true, strict=True))))
+            both = sum(p and q for p, q in zip(ours, true, strict=True))
+            out.append((n, k, both, sum(p or q for p, q in zip(ours, true, strict=True))))
     return out
 
 
@@ -159,22 +153,22 @@ def test_outcomes_are_those_of_a_loop(method: str) -> None:
     model, source = tiny_model(method), expected(Scenes(SCENES).with_expressions())
     data, result = measure(model, source)
     wanted = slow_outcomes(model, source)
-    told = result.queries
-    scores = told["scores"]
-    found = zip(told["image"], told["region"], scores["intersection"], scores["union"], strict=True)
-    assert list(found) == wanted
+    named = result.queries
+    scores = named["scores"]
+    got = zip(named["image"], named["region"], scores["intersection"], scores["union"], strict=True)
+    assert list(got) == wanted
     assert [one.text for one in data.collected["referring"].expressions] == [
         source[n].regions[k].phrase for n, k, *_ in wanted
     ]
     assert data.images.tokens.shape[1] == 0, "no tokens are kept"
     for i, (n, k, _, _) in enumerate(wanted):
         mask = source[n].regions[k].mask
-        assert told["trivial"][WHOLE]["intersection"][i] == mask.sum()
-        assert told["trivial"][WHOLE]["union"][i] == mask.size
+        assert named["trivial"][WHOLE]["intersection"][i] == mask.sum()
+        assert named["trivial"][WHOLE]["union"][i] == mask.size
         box = np.zeros_like(mask)
         box[10:30, 10:30] = True
-        assert told["trivial"][BOX]["intersection"][i] == (mask & box).sum()
-        assert told["trivial"][BOX]["union"][i] == (mask | box).sum()
+        assert named["trivial"][BOX]["intersection"][i] == (mask & box).sum()
+        assert named["trivial"][BOX]["union"][i] == (mask | box).sum()
 
 
 def rows_file(folder: Path, rows: Sequence[dict[str, Any]], size: tuple[int, int] = (32, 12)) -> Any:
@@ -295,7 +289,7 @@ def test_expressions_of_scenes_name_exactly_one_object_and_mask_it() -> None:
     assert isinstance(source, Scenes)
     number = left_out = sentences = 0
     for i in (*range(20), 156, 278):  # those two have a phrase that fits two objects
-        record, scene, labels, told = source[i], source.scene(i), source.labels(i), source.description(i)
+        record, scene, labels, named = source[i], source.scene(i), source.labels(i), source.description(i)
         words = [region.phrase.lower() for region in record.regions]
         assert len(words) == len(set(words))
         for region in record.regions:
@@ -308,8 +302,8 @@ def test_expressions_of_scenes_name_exactly_one_object_and_mask_it() -> None:
             assert record.long[region.span[1] : region.span[2]] == region.phrase
             sentences += region.phrase.endswith(".")
             number += 1
-        for mention in told.mentions:
-            text = told.long[mention.start : mention.end]
+        for mention in named.mentions:
+            text = named.long[mention.start : mention.end]
             sole = sum(fits(thing, understood(text)) for thing in scene.things) == 1
             assert (text.lower() in words) == sole
             left_out += not sole

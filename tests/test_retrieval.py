@@ -26,19 +26,19 @@ def test_ranks_equal_the_loop_under_many_ties(seed: int) -> None:
     score = torch.randint(-3, 3, (20, 9)).float()
     positive = torch.rand(20, 9) < 0.3
     positive[torch.arange(20), torch.randint(0, 9, (20,))] = True
-    found = ranks(score, positive)
+    got = ranks(score, positive)
     rank, tied = slow_ranks(score.tolist(), positive.tolist())
-    assert found.rank.tolist() == rank
-    assert found.tied.tolist() == tied
+    assert got.rank.tolist() == rank
+    assert got.tied.tolist() == tied
     assert any(tied)
     assert not all(tied)
 
 
 def test_minus_infinity_is_a_score_and_may_tie() -> None:
     score = torch.tensor([[-torch.inf, -torch.inf, 1.0]])
-    found = ranks(score, torch.tensor([[True, False, False]]))
-    assert found.rank.tolist() == [3]
-    assert found.tied.tolist() == [True]
+    got = ranks(score, torch.tensor([[True, False, False]]))
+    assert got.rank.tolist() == [3]
+    assert got.tied.tolist() == [True]
 
 
 def test_nan_scores_are_refused_with_their_number() -> None:

@@ -27,7 +27,7 @@ from grainline.evaluation.show_panels import (
     segment_panels,
     segmentations,
 )
-from grainline.methods.base import HasAttention, parts_of
+from grainline.methods.base import parts_of
 from grainline.methods.caft import CAFT
 from grainline.model import Model
 from grainline.report.heatmap import borders, enlarged, mean_colours, overlay
@@ -47,10 +47,10 @@ def square(model: Model, folder: Path, seed: int = 0) -> Image.Image:
     return model.cropped(photo(folder / f"{seed}.png", seed))
 
 
-def whole(seen: Image.Image, folder: Path) -> Photo:
+def whole(views: Image.Image, folder: Path) -> Photo:
     """A square as an image that is read whole."""
-    seen.save(folder / "square.png")
-    return Photo(str(folder / "square.png"), seen, seen, ALL)
+    views.save(folder / "square.png")
+    return Photo(str(folder / "square.png"), views, views, ALL)
 
 
 # Segments
@@ -60,12 +60,12 @@ def slow_line(label: np.ndarray, y: int, x: int, width: int) -> bool:
     """Whether a window of width + 1 pixels around a pixel, with more of them behind it, has two segments."""
     height, wide = label.shape
     around = range(-(width // 2), width - width // 2 + 1)
-    seen = {
+    views = {
         label[min(max(y + dy, 0), height - 1), min(max(x + dx, 0), wide - 1)]
         for dy in around
         for dx in around
     }
-    return len(seen) > 1
+    return len(views) > 1
 
 
 def test_borders_and_colours_are_those_of_loops() -> None:
@@ -77,38 +77,32 @@ def test_borders_and_colours_are_those_of_loops() -> None:
     one = np.array([[0, 0, 0, 0, 1, 1, 1, 1]] * 8)
     assert [int(borders(one, width)[0].sum()) for width in range(5)] == [0, 1, 2, 3, 4]
     pixels = rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)
-    found = mean_colours(pixels, label)
+    got = mean_colours(pixels, label)
     for y in range(12):
         for x in range(12):
-            mine = pixels[label == label[y, x]].astype(np.float64)
-            assert np.abs(found[y, x] - mine.mean(0)).max() <= 0.5
+            ours = pixels[label == label[y, x]].astype(np.float64)
+            assert np.abs(got[y, x] - ours.mean(0)).max() <= 0.5
 
 
 def test_segmentations_are_nested_and_the_stage_that_is_read_is_what_places_say(tmp_path: Path) -> None:
     model = segmenting()
-    seen = square(model, tmp_path)
-    maps = segmentations(model, seen)
+    views = square(model, tmp_path)
+    maps = segmentations(model, views)
     assert [len(np.unique(one)) for one in maps] == [16, 6, 4, 2]
     for finer, coarser in pairwise(maps):
         assert all(len(np.unique(coarser[finer == k])) == 1 for k in np.unique(finer))
     method = model.method
     assert isinstance(method, CAFT)
-    places = model.encode(images=[seen]).places
+    places = model.encode(images=[views]).places
     assert places is not None
     assert np.array_equal(maps[1], places[0])
-    pixels = torch.from_numpy(np.array(seen)).permute(2, 0, 1)[None]
+    pixels = torch.from_numpy(np.array(views)).permute(2, 0, 1)[None]
     with torch.no_grad():
         own = segments(method.towers.image(pixels))
         regions = method.towers.segmentations(Images(pixels, torch.zeros(1).long(), own[0].flip(2)))
     assert torch.equal(regions[0], own[0].flip(2)), "superpixels that are there are not made again"
-    assert segmentations(tiny_model("caft", changes=CAFT_CHANGES), seen) == []
-    assert segmentations(tiny_model("clip"), seen) == []
-
-
-def test_who_can_look() -> None:
-    for name, looking in (("clip", False), ("maxsim", False), ("flair", True), ("caft", True)):
-        method = tiny_model(name).method
-        assert isinstance(method, HasAttention) == looking
+    assert segmentations(tiny_model("caft", changes=CAFT_CHANGES), views) == []
+    assert segmentations(tiny_model("clip"), views) == []
 
 
 # Where texts look
@@ -117,20 +111,20 @@ def test_who_can_look() -> None:
 @pytest.mark.parametrize("values", [TINY, SEGMENTS], ids=["patches", "segments"])
 def test_each_part_looks_as_it_would_alone(values: dict[str, object], tmp_path: Path) -> None:
     model = tiny_model("caft", 0, values, CAFT_CHANGES)
-    seen = square(model, tmp_path)
-    (found,) = attention_maps(model, seen, [LONG], ALL, (8, 8))
+    views = square(model, tmp_path)
+    (got,) = attention_maps(model, views, [LONG], ALL, (8, 8))
     method = model.method
     assert isinstance(method, CAFT)
     words = balanced_chunks(LONG, 4, method.chunking)
-    assert [part.words for part, _ in found] == words
-    images = model.encode(images=[seen])
-    for part, heat in found:
+    assert [part.words for part, _ in got] == words
+    images = model.encode(images=[views])
+    for part, heat in got:
         alone = method.attention(images, model.encode(texts=[part.words]))[0, 0].detach()
         whole = method.attention(images, model.encode(texts=[LONG]))[0, words.index(part.words)]
         assert torch.allclose(part.weight, whole.detach(), atol=1e-6)
         assert part.weight.sum() == pytest.approx(1, abs=1e-5)
         assert part.empty == pytest.approx(1 - float(part.weight[:-1].sum()), abs=1e-5)
-        assert torch.allclose(part.weight, alone, atol=1e-5) == (part is not found[0][0]), (
+        assert torch.allclose(part.weight, alone, atol=1e-5) == (part is not got[0][0]), (
             "that is two sentences"
         )
         if images.places is not None:
@@ -143,8 +137,8 @@ def test_a_part_that_a_short_text_repeats_is_shown_once_and_means_of_chunks_are_
 ) -> None:
     model = segmenting()
     images = model.encode(images=[square(model, tmp_path)])
-    told = model.encode(texts=["A red dog. The cat."])
-    ((first, second),) = attention_of(model.method, images, told, ["A red dog. The cat."])
+    named = model.encode(texts=["A red dog. The cat."])
+    ((first, second),) = attention_of(model.method, images, named, ["A red dog. The cat."])
     assert [first.words, second.words] == ["A red dog", "The cat."]
     averaged = tiny_model("flair", changes=("heads=2", "chunks=2")).method
     assert parts_of(averaged, LONG, 1) == [LONG]
@@ -153,20 +147,20 @@ def test_a_part_that_a_short_text_repeats_is_shown_once_and_means_of_chunks_are_
 
 def test_all_maps_of_a_figure_are_on_one_scale(tmp_path: Path) -> None:
     model = segmenting()
-    seen = square(model, tmp_path)
-    limit = end_of_scale(model, seen)
+    views = square(model, tmp_path)
+    limit = end_of_scale(model, views)
     assert limit == min(1, TIMES / 6) == 1
     for end in (limit, 0.2):
         texts = [LONG, "The cat sleeps."]
-        rows = segment_panels(model, whole(seen, tmp_path), texts, end).rows
-        stages, *found = (row.panels for row in rows)
-        assert [len(row) for row in (stages, *found)] == [5, 4, 1]
-        assert [panel.words[:4] for panel in found[0]] == ["1.1 ", "1.2 ", "1.3 ", "1.4 "]
-        assert found[1][0].words == "2  The cat sleeps."
-        parts = [one for text in attention_maps(model, seen, texts, ALL, (8, 8)) for one in text]
-        for panel, (part, heat) in zip([*found[0], *found[1]], parts, strict=True):
+        rows = segment_panels(model, whole(views, tmp_path), texts, end).rows
+        stages, *got = (row.panels for row in rows)
+        assert [len(row) for row in (stages, *got)] == [5, 4, 1]
+        assert [panel.words[:4] for panel in got[0]] == ["1.1 ", "1.2 ", "1.3 ", "1.4 "]
+        assert got[1][0].words == "2  The cat sleeps."
+        parts = [one for text in attention_maps(model, views, texts, ALL, (8, 8)) for one in text]
+        for panel, (part, heat) in zip([*got[0], *got[1]], parts, strict=True):
             assert panel.below == f"empty slot {part.empty:.2f}"
-            drawn = np.asarray(overlay(seen, heat, end))
+            drawn = np.asarray(overlay(views, heat, end))
             assert np.array_equal(np.asarray(panel.image), drawn)
     assert [panel.words for panel in stages] == [
         "the image",

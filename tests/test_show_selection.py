@@ -20,12 +20,7 @@ from grainline.methods.laps import LAPS, LAPSConfig
 from grainline.methods.seps import SEPS
 from grainline.model import Model
 from grainline.nn.patch_selection.selector import CLASS, REST, SLOT, Selection
-from grainline.report.heatmap import (
-    DIM,
-    scaled_pixels,
-    selected_patches,
-    shares,
-)
+from grainline.report.heatmap import DIM, scaled_pixels, selected_patches, shares
 from grainline.types import Encoded, rows
 
 Capture = pytest.CaptureFixture[str]
@@ -91,23 +86,23 @@ def pairs(changes: tuple[str, ...]) -> tuple[SEPS | LAPS, Encoded, Encoded]:
 def test_selections_and_matches_are_those_of_a_loop(changes: tuple[str, ...]) -> None:
     method, a, b = pairs(changes)
     with torch.no_grad():
-        found = method.select_patches(a, b)
+        got = method.select_patches(a, b)
         for i in range(4):
-            mine = rows(a, slice(i, i + 1)), rows(b, slice(i, i + 1))
-            kept, made_of, tokens = slowly(method, *mine)
-            by = [x for x in (found.by_text, found.by_description) if x is not None]
+            ours = rows(a, slice(i, i + 1)), rows(b, slice(i, i + 1))
+            kept, made_of, tokens = slowly(method, *ours)
+            by = [x for x in (got.by_text, got.by_description) if x is not None]
             assert [x[i].tolist() for x in by] == [(d > 0).tolist() for d in kept]
-            assert (found.by_text is None) == (method.selector.choice.branches == "dense")
-            assert (found.by_description is None) == (method.selector.choice.branches in ("sparse", "joint"))
-            real = found.real[i]
-            torch.testing.assert_close(found.shares[i][real], made_of, rtol=1e-9, atol=1e-9)
+            assert (got.by_text is None) == (method.selector.choice.branches == "dense")
+            assert (got.by_description is None) == (method.selector.choice.branches in ("sparse", "joint"))
+            real = got.real[i]
+            torch.testing.assert_close(got.shares[i][real], made_of, rtol=1e-9, atol=1e-9)
             words = unit(b.tokens[i][b.mask[i]])
             places = real.nonzero()[:, 0].tolist()
-            for m, column in enumerate(found.words[i].nonzero()[:, 0].tolist()):
+            for m, column in enumerate(got.words[i].nonzero()[:, 0].tolist()):
                 cosines = [float(unit(token) @ words[m]) for token in tokens]
                 best = max(range(len(cosines)), key=cosines.__getitem__)
-                assert int(found.token[i, column]) == places[best]
-                assert float(found.cosine[i, column]) == pytest.approx(cosines[best], abs=1e-9)
+                assert int(got.token[i, column]) == places[best]
+                assert float(got.cosine[i, column]) == pytest.approx(cosines[best], abs=1e-9)
 
 
 @pytest.mark.parametrize("changes", [*WAYS, ("laps",)], ids=lambda x: "-".join(x))
@@ -115,18 +110,18 @@ def test_what_is_shown_is_what_is_scored(changes: tuple[str, ...]) -> None:
     """The score that is shown is that of `score`, and the mean of finds is the term of the words in it."""
     method, a, b = pairs(changes)
     with torch.no_grad():
-        found = method.select_patches(a, b)
-        torch.testing.assert_close(found.score, method.score(a, b).diagonal())
+        got = method.select_patches(a, b)
+        torch.testing.assert_close(got.score, method.score(a, b).diagonal())
         relevance = method.selector.relevance
         relevance.patches = relevance.words = None
         relevance.means = True
         means = method.score(a, b).diagonal()
         for i in range(4):
-            told = found.words[i]
+            named = got.words[i]
             count = (lambda x: torch.where(x < 0, 0.1 * x, x)) if relevance.leaky else (lambda x: x)
-            words = count(found.cosine[i][told]).mean()
-            is_cls = torch.tensor([kind == CLASS for kind in found.kind]).double()[:, None]
-            tokens = unit((found.shares[i] @ a.tokens[i] + is_cls * a.extra.cls[i])[found.real[i]])
+            words = count(got.cosine[i][named]).mean()
+            is_cls = torch.tensor([kind == CLASS for kind in got.kind]).double()[:, None]
+            tokens = unit((got.shares[i] @ a.tokens[i] + is_cls * a.extra.cls[i])[got.real[i]])
             each = count(tokens @ unit(b.tokens[i][b.mask[i]]).T).amax(1).mean()
             torch.testing.assert_close(words + each, means[i])
 
@@ -158,12 +153,12 @@ def test_what_stays_is_clear_and_what_does_not_is_dark(tmp_path: Path) -> None:
     plain = Image.fromarray(scaled_pixels(image, 40))
     canvas = selected_patches(image, FIRST, 40)
     for row, column in np.ndindex(GRID, GRID):
-        mine, before = middle(canvas, row, column), middle(plain, row, column)
+        ours, before = middle(canvas, row, column), middle(plain, row, column)
         if FIRST[row, column]:
-            assert np.array_equal(mine, before)
+            assert np.array_equal(ours, before)
         else:
-            assert np.ptp(mine.astype(int), axis=-1).max() == 0, "grey"
-            assert mine.max() <= DIM * 255 + 1
+            assert np.ptp(ours.astype(int), axis=-1).max() == 0, "grey"
+            assert ours.max() <= DIM * 255 + 1
     edge = np.asarray(canvas)[5, 28:32]
     assert {tuple(pixel) for pixel in edge} >= {(0, 0, 0), (255, 255, 255)}, "a line around what stays"
 
@@ -184,7 +179,7 @@ def test_shares_of_a_token_are_orange_where_it_is_made_of(tmp_path: Path) -> Non
 def a_kept(**changes: Any) -> Selection:
     """One image of four patches with four words, the third of which is padding, and five tokens."""
     made_of = torch.tensor([[0.5, 0.5, 0, 0, 0], [0, 0.25, 0.75, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1]])
-    found = Selection(
+    got = Selection(
         torch.tensor([[True, True, False, False]]),
         torch.tensor([[False, True, True, False]]),
         torch.tensor([1.5]),
@@ -195,7 +190,7 @@ def a_kept(**changes: Any) -> Selection:
         torch.tensor([[1, 3, 0, 1, 2]]),
         torch.tensor([[0.5, 0.25, 0.0, 0.125, -0.5]]),
     )
-    return found._replace(**changes)
+    return got._replace(**changes)
 
 
 def test_each_choice_that_there_is_has_its_panel(tmp_path: Path) -> None:
@@ -229,12 +224,12 @@ def test_the_command_shows_selected_patches_with_captions_and_descriptions(
     tmp_path: Path, capsys: Capture
 ) -> None:
     model, png, html = tiny_model("seps"), tmp_path / "x.png", tmp_path / "x.html"
-    told = file(tmp_path / "told.jsonl", {"a.png": f"The dog. {EVIL}", str(tmp_path / "b.png"): "The cat."})
+    named = file(tmp_path / "told.jsonl", {"a.png": f"The dog. {EVIL}", str(tmp_path / "b.png"): "The cat."})
     given = run(tmp_path, model, "--text", "A red dog.", EVIL, "--out", png, "--out", html)
     assert "a.png has none" in complaint(capsys, *given, "--descriptions", "long")
     assert "--descriptions" in complaint(capsys, *given)
     assert not html.exists()
-    assert call(*given, "--descriptions", told) == 0
+    assert call(*given, "--descriptions", named) == 0
     page = Page(html.read_text())
     for part in ("kept for the caption", "kept for either of both", "Description: The dog. <script>"):
         assert page.words.count(part) >= 1

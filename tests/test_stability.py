@@ -1,13 +1,11 @@
 """SSI against loops in float64; what is drawn, and from what; where noise stands; what a result says."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from readers import Cosine, InMemory, Reader, coloured
-from runs import recipe
 
 from grainline.data.captions import sentences
 from grainline.evaluation.compare import with_comparison
@@ -26,8 +24,6 @@ from grainline.evaluation.suites.stability import (
     insert_noise,
     inserted,
 )
-from grainline.training.recipe import read_recipe
-from grainline.training.run import train
 
 
 def captions(number: int, most: int = 5) -> list[str]:
@@ -126,10 +122,10 @@ def test_what_is_drawn_is_a_function_of_seed_image_and_subtext() -> None:
 
 def test_sentences_and_places_are_drawn_evenly() -> None:
     text = "A dog runs. It is wet. The sea is grey. It rains."
-    found = [insert_noise(seed, f"p{i}", [text]) for i in range(1000) for seed in range(4)]
+    got = [insert_noise(seed, f"p{i}", [text]) for i in range(1000) for seed in range(4)]
     for counts, kinds in (
-        (Counter(one.sentence for one in found), 40),
-        (Counter(one.places[0] for one in found), 5),
+        (Counter(one.sentence for one in got), 40),
+        (Counter(one.places[0] for one in got), 5),
     ):
         assert len(counts) == kinds
         mean = 4000 / kinds
@@ -150,10 +146,10 @@ def test_noise_stands_between_the_sentences_and_is_one_of_its_own(text: str) -> 
     pieces = [piece.text for piece in sentences(text)]
     for words in SENTENCES[:7]:
         for at in range(len(pieces) + 1):
-            found = [piece.text for piece in sentences(inserted(pieces, at, words))]
-            assert found[at] == words
-            del found[at]
-            assert [one.rstrip(".") for one in found] == [one.rstrip(".") for one in pieces]
+            got = [piece.text for piece in sentences(inserted(pieces, at, words))]
+            assert got[at] == words
+            del got[at]
+            assert [one.rstrip(".") for one in got] == [one.rstrip(".") for one in pieces]
 
 
 # Texts that are cut
@@ -188,13 +184,13 @@ def test_noise_beyond_what_is_read_changes_nothing_and_is_counted() -> None:
 def test_scores_near_zero_are_floored_and_counted() -> None:
     source = InMemory(coloured(["Word1 has word2. Word3 has word4."] * 30))
     data = noisy(Reader(), source)
-    told = data.collected["stability"].subtexts
-    plain = sorted({told.row[place].item() for place in told.sequences[PLAIN][0]})
-    vector = told.texts.vector.clone()
+    named = data.collected["stability"].subtexts
+    plain = sorted({named.row[place].item() for place in named.sequences[PLAIN][0]})
+    vector = named.texts.vector.clone()
     vector[plain[0]] = 0
-    told = told._replace(texts=told.texts._replace(vector=vector))
+    named = named._replace(texts=named.texts._replace(vector=vector))
     result = StabilitySuite().measure(
-        Cosine(), data._replace(collected={"stability": data.collected["stability"]._replace(subtexts=told)})
+        Cosine(), data._replace(collected={"stability": data.collected["stability"]._replace(subtexts=named)})
     )
     assert "30 of 60 scores are closer to 0 than 1e-06 and count as that" in result.notes
     assert result.metric(SSI).value > 1e5
@@ -220,11 +216,3 @@ def test_a_result_says_which_noise_and_which_way_is_better() -> None:
 
 
 # The command
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step."""
-    folder = tmp_path_factory.mktemp("stability")
-    train(read_recipe(recipe(folder, "clip"), ["train.max_steps=1"]), folder / "run")
-    return folder / "run"

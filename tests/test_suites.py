@@ -160,9 +160,9 @@ def test_the_size_of_batches_decides_nothing(on: Evaluation, tmp_path: Path) -> 
 def documented() -> str:
     """The suite of docs/evaluation.md."""
     text = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text()
-    found = re.search(r"```python\n(# lead\.py\n.*?)```", text, re.DOTALL)
-    assert found is not None
-    return found[1]
+    got = re.search(r"```python\n(# lead\.py\n.*?)```", text, re.DOTALL)
+    assert got is not None
+    return got[1]
 
 
 def test_a_suite_from_outside_runs_from_the_command_line_to_json_and_page(

@@ -1,6 +1,5 @@
 """Transfer: what a run was trained on, what of it is in the test data, and retrieval on the rest."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +7,16 @@ import pytest
 import yaml
 from indexes import TEXTS, photo, saved, tiny_model
 from PIL import Image
-from runs import call, complaint
 from test_check import blocks
-from test_viz import Page
 
 from grainline.data.open_source import open_source, open_sources
 from grainline.errors import UserError
 from grainline.evaluation.encode import encode_source
-from grainline.evaluation.result import Result, read
+from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.retrieval import RetrievalSuite
 from grainline.evaluation.suites.transfer import TransferOptions, TransferSuite, overlap, training_of
 from grainline.model import Model
-
-Capture = pytest.CaptureFixture[str]
 
 
 def run_of(folder: Path, method: str = "clip", model: Any = None, **fields: Any) -> Path:
@@ -57,13 +52,13 @@ def test_the_recipe_says_what_a_run_was_trained_on(tmp_path: Path) -> None:
     sides = {"image": {"pretrained": "x/clip"}, "text": {"pretrained": None}}
     first = run_of(tmp_path / "first", data={"paths": ["scenes:train?count=9"], "images": None})
     second = run_of(tmp_path / "second", model=sides, init_from=str(first), data=data)
-    told = training_of(str(second))
-    assert [(one.path, one.images, one.run) for one in told.data][:2] == [
+    named = training_of(str(second))
+    assert [(one.path, one.images, one.run) for one in named.data][:2] == [
         (data["paths"][0], "images", str(second)),
         (data["paths"][1], "images", str(second)),
     ]
-    assert told.data[2] == ("scenes:train?count=9", None, str(first))
-    assert told.unknown == ("the checkpoint x/clip",)
+    assert named.data[2] == ("scenes:train?count=9", None, str(first))
+    assert named.unknown == ("the checkpoint x/clip",)
     moved = training_of(str(second), ["scenes:dev"])
     assert [one.path for one in moved.data] == ["scenes:dev", "scenes:train?count=9"]
     gone = run_of(tmp_path / "gone", init_from=str(tmp_path / "nowhere"), data={"paths": ["scenes"]})
@@ -83,11 +78,11 @@ def test_images_of_both_are_counted_byte_by_byte_and_keys_beside_them(tmp_path: 
     (test / "06.png").write_bytes((train / "01.png").read_bytes())  # the same under another name
     photo(test / "05.png", 77)  # another one under the same name
     (test / "08.png").unlink()  # gone: it cannot be compared
-    found = compared(run, str(test))
-    assert (found.images, found.compared) == (2, 4)
-    assert found.keys == 2
-    assert found.fingerprints == (open_source(str(train)).fingerprint(),)
-    assert found.samples == (6,)
+    got = compared(run, str(test))
+    assert (got.images, got.compared) == (2, 4)
+    assert got.keys == 2
+    assert got.fingerprints == (open_source(str(train)).fingerprint(),)
+    assert got.samples == (6,)
     apart = set_of(tmp_path / "apart", range(20, 23))
     assert compared(run, str(apart))[5:8] == (0, 0, 3)
     two = run_of(tmp_path / "two", data={"paths": [str(apart), str(train)]})
@@ -107,9 +102,9 @@ def test_crops_of_training_images_are_counted_apart_and_named(
     blocks(3).crop((6, 4, 314, 236)).save(train / "crop3.png")
     (train / "crop3.txt").write_text("Rectangles.")
     run = run_of(tmp_path / "run", data={"paths": [str(train)]})
-    found = compared(run, str(test))
-    assert (found.images, found.compared) == (1, 5), "the same file is no near copy, of its crop neither"
-    assert [(Path(a).stem, Path(b).stem) for a, b in found.near] == [("test4", "train4")]
+    got = compared(run, str(test))
+    assert (got.images, got.compared) == (1, 5), "the same file is no near copy, of its crop neither"
+    assert [(Path(a).stem, Path(b).stem) for a, b in got.near] == [("test4", "train4")]
     model = tiny_model("clip")
     result = surveyed(run, model, str(test))
     assert result.settings["card"]["in both"] == "1 of 5 images, byte by byte; 1 more look the same; 0 keys"
@@ -130,8 +125,8 @@ def test_prefixes_of_joined_sources_hide_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", data={"paths": [str(train)]})
     other = set_of(tmp_path / "other", range(2, 5))
     joined = open_sources([str(other), str(set_of(tmp_path / "third", range(2, 9)))])
-    found = overlap(training_of(str(run)), joined, 32)
-    assert (found.keys, found.images, found.compared) == (2, 2, 10)
+    got = overlap(training_of(str(run)), joined, 32)
+    assert (got.keys, got.images, got.compared) == (2, 2, 10)
 
 
 @pytest.mark.parametrize("kind", ["fingerprint", "keys", "bytes", "part"])
@@ -197,23 +192,3 @@ def test_the_metrics_are_those_of_retrieval_with_what_was_trained_on(tmp_path: P
     assert "what the checkpoint x/y learnt from is not known here, nor compared" in result.notes
     with pytest.raises(UserError, match=r"9 images in .*; flickr30k-1k needs exactly 1000"):
         surveyed(run, model, str(test), protocol="flickr30k-1k")
-
-
-def test_the_command_says_what_was_trained_on(tmp_path: Path, capsys: Capture) -> None:
-    train, test = set_of(tmp_path / "train", range(3)), set_of(tmp_path / "test", range(5, 9))
-    run = run_of(tmp_path / "run", data={"paths": [str(train)]})
-    given = ["evaluate", run, "--suite", "transfer"]
-    page, found = tmp_path / "a.html", tmp_path / "a.json"
-    assert call(*given, "--data", test, "--json", found, "--html", page) == 0
-    assert "trained on" in capsys.readouterr().out
-    assert json.loads(found.read_text())["settings"]["trained"]["images"] == 0
-    assert read(found).suite == "transfer"
-    assert "What was trained on, and what is tested on" in Page(page.read_text()).words
-    assert "is what" in complaint(capsys, *given, "--data", train)
-    moved = train.rename(tmp_path / "moved")
-    assert "train_data=PATH" in complaint(capsys, *given, "--data", test)
-    assert call(*given, "--data", test, "--set", f"train_data={moved}") == 0
-    bare = saved(tiny_model("clip"), tmp_path / "bare")
-    assert "is no run with a recipe.yaml" in complaint(
-        capsys, "evaluate", bare, "--suite", "transfer", "--data", test
-    )

@@ -16,7 +16,6 @@ from grainline.errors import UserError, amount, checked, shorten_words
 from grainline.evaluation.result import (
     DECIMALS,
     Result,
-    Table,
     html_table,
     labelled,
     now,
@@ -45,7 +44,6 @@ class Difference(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name, with the better direction where it is not up."""
         return labelled(self.name, self.unit)
 
     def text(self, number: float, sign: str = "") -> str:
@@ -57,15 +55,12 @@ class Differences(list[Difference]):
     """Differences of metrics, which print as a table."""
 
     def __str__(self) -> str:
-        return text_table(*self._table())
+        return text_table("after minus before", *self.cells())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table(*self._table())
-
-    def _table(self) -> Table:
-        return "after minus before", *self.cells()
+        return html_table("after minus before", *self.cells())
 
     def cells(self, interval: str = "paired interval") -> tuple[list[str], list[list[str]]]:
         """Head and rows of a table. A difference is sure where 0 lies outside of its interval, a column."""
@@ -84,10 +79,9 @@ class Differences(list[Difference]):
 def compare(
     after: Result | str | Path, before: Result | str | Path, where: str = "the earlier result"
 ) -> Differences:
-    """The difference of every metric of both, with the seed, resamples and level of `after`.
+    """The difference of every metric of two results, or files, with the seed and resamples of `after`.
 
-    after, before  results, or files of `grainline evaluate --json`
-    where          the name of `before` in an error
+    where  the name of `before` in an error
 
     Raises UserError unless both have the same queries, and for a pooled result, which has no outcomes.
     """
@@ -112,23 +106,19 @@ def compare(
     return out
 
 
-def read_earlier(path: str, suite: str) -> Result:
+def read_earlier(path: str, suite: Suite[Any]) -> Result:
     """A result to compare with. Raises UserError where it cannot be one, before the new one is measured."""
     if Path(path).is_dir():
         raise UserError(f"{path} is a folder; give the file that `grainline evaluate --json FILE` wrote")
     result = read(path)
-    if result.suite != suite:
-        raise UserError(f"{path} is a result of --suite {result.suite}, not of {suite}")
+    if result.suite != suite.key:
+        raise UserError(f"{path} is a result of --suite {result.suite}, not of {suite.key}")
     _refuse_empty(result, path)
-    return result
-
-
-def refuse_options(suite: Suite[Any], earlier: Result, path: str) -> None:
-    """Raise UserError where an earlier result was made with other options that decide what is measured."""
-    options, others = suite.options.model_dump(mode="json"), _facts(earlier)
+    options, others = suite.options.model_dump(mode="json"), _facts(result)
     for name in suite.must_match:
         if name in options and options[name] != (other := others.get(name)):
             raise UserError(f"{path} was made with {name}={other}, not {options[name]}; use the same")
+    return result
 
 
 def with_comparison(after: Result, before: Result, path: str) -> Result:
@@ -149,10 +139,7 @@ def with_comparison(after: Result, before: Result, path: str) -> Result:
 
 
 def changed_ranks(after: Result, before: Result, number: int = 3) -> tuple[str, ...]:
-    """Notes on the queries of retrieval whose ranks changed by the largest factors, each way.
-
-    A query has the key of its image, and its place among several texts of it.
-    """
+    """Notes on the queries of retrieval whose ranks changed by the largest factors, each way."""
     notes: tuple[str, ...] = ()
     folds = [*zip(after.queries.get("folds", ()), before.queries.get("folds", ()), strict=True)]
     for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
@@ -178,7 +165,11 @@ def other_recipe(after: Result, before: Result) -> tuple[str, ...]:
     if not (ours and theirs):
         return ()
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    fields = [f"{name} {_value(ours, name)} (before {_value(theirs, name)})" for name in names[:FIELDS]]
+    values = [
+        [shorten_words(json.dumps(one[name])) if name in one else "left out" for one in (ours, theirs)]
+        for name in names[:FIELDS]
+    ]
+    fields = [f"{name} {a} (before {b})" for name, (a, b) in zip(names, values, strict=False)]
     more = f" and {len(names) - FIELDS} more fields" if len(names) > FIELDS else ""
     return (f"the recipes differ in {', '.join(fields)}{more}",) if names else ("the recipes are the same",)
 
@@ -191,20 +182,13 @@ def _recipe(model: str) -> dict[str, Any]:
     return {}
 
 
-def _value(fields: dict[str, Any], name: str) -> str:
-    return shorten_words(json.dumps(fields[name])) if name in fields else "left out"
-
-
 def _refuse_empty(result: Result, where: str) -> None:
     if not result.queries:
         raise UserError(f"{where} keeps no outcomes, as pooled results do; compare results of single runs")
 
 
 def refuse_unlike(one: Result, other: Result, what: str, where: str, *, pooled: bool = False) -> None:
-    """Raise UserError unless two results are of one suite on the same data: such others cannot {what}.
-
-    where  the name of `other`
-    """
+    """Raise UserError unless two results are of one suite on the same data. where: the name of `other`"""
     names = suite_of(one).must_match + (suite_of(one).pooled_must_match if pooled else ())
     facts, others = _facts(one), _facts(other)
     for name, a, b in (

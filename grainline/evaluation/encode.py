@@ -63,8 +63,8 @@ class Encodings(NamedTuple):
         notes = list(self.remarks)
         if self.damaged:
             causes = ", ".join(f"{number} {cause}" for cause, number in sorted(self.damaged.items()))
-            skipped, first = sum(self.damaged.values()), "; ".join(self.damaged_first)
-            notes.append(f"{skipped} of {self.samples} samples were skipped: {causes}; the first: {first}")
+            skipped = f"{sum(self.damaged.values())} of {self.samples} samples were skipped: {causes}"
+            notes.append(f"{skipped}; the first: {'; '.join(self.damaged_first)}")
         if self.blank:
             notes.append(f"{self.blank} blank captions were skipped")
         if self.cut:
@@ -108,12 +108,7 @@ class Collector(ABC):
 
     @abstractmethod
     def result(self, data: Encodings) -> Any:
-        """The result of collecting, once all images are encoded. It stands in `Encodings.collected`.
-
-        data  all of the walk but `collected`
-
-        Raises UserError where there is nothing.
-        """
+        """The result of collecting, for `Encodings.collected`. Raises UserError where there is nothing."""
 
 
 class Rows:
@@ -133,20 +128,16 @@ class Rows:
             self.encode_waiting()
         return self.number - 1
 
-    def stacked(self, owner: Sequence[int] | None = None) -> Encoded:
-        """All rows, as `numbered` has them."""
+    def stacked(self) -> Encoded:
+        """All rows, as texts that describe no image of the gallery."""
         self.encode_waiting()
-        return numbered(stack(self.done), owner)
+        return numbered(stack(self.done), [-1] * self.number)
 
     def gathered(self, nothing: Callable[[], Encoded]) -> Encoded:
         """The encoded rows of all processes that divide the work. nothing: what stands for no row at all."""
         local = stack(self.done) if self.done else nothing()
         parts = rows_of_workers(local, local.vector.device)
         return stack([part for part in parts if len(part.vector)] or [local])
-
-    def of_no_image(self) -> Encoded:
-        """All rows, as texts that describe no image of the gallery."""
-        return self.stacked([-1] * self.number)
 
     @property
     def cut(self) -> int:
@@ -241,31 +232,22 @@ def joined(parts: Sequence[Read]) -> Read:
 
 @dataclass
 class Walk:
-    """A walk over a source, or over the share of this process, that encodes all images and texts.
-
-    captions     "auto": the long text of a record, else each of its captions; "whole": the long text, else
-                 all captions joined; "each": every caption; "first": the first one
-    need_text    an image without a text counts as damaged; else it is encoded alone
-    encode_images False opens no image: the encodings have no row
-    encode_texts  False keeps the texts as strings only: the names of classes come again and again
-    keep_tokens  False drops all tokens, also where the method compares them
-    collectors   collect what suites need of each sample, by name: `Encodings.collected`
-    descriptions of the images, for a model that reads them
-    batch        images, and texts, that the model sees at once
-    max_corrupt  share of samples that may be skipped
-    """
+    """A walk over a source, or over the share of this process, that encodes all images and texts."""
 
     model: Model
     source: Source
     captions: Captions = "auto"
-    need_text: bool = True
-    encode_images: bool = True
-    encode_texts: bool = True
-    keep_tokens: bool = True
-    collectors: Mapping[str, Collector] = field(default_factory=dict)
-    descriptions: Descriptions | None = None
-    batch: int = 64
-    max_corrupt: float = 0.02
+    """"auto": the long text of a record, else each of its captions; "whole": the long text, else all captions
+    joined; "each": every caption; "first": the first one.
+    """
+    need_text: bool = True  # an image without a text counts as damaged; else it is encoded alone
+    encode_images: bool = True  # False opens no image: the encodings have no row
+    encode_texts: bool = True  # False keeps the texts as strings: names of classes come again and again
+    keep_tokens: bool = True  # False drops all tokens, also where the method compares them
+    collectors: Mapping[str, Collector] = field(default_factory=dict)  # by name: `Encodings.collected`
+    descriptions: Descriptions | None = None  # of the images, for a model that reads them
+    batch: int = 64  # images, and texts, that the model sees at once
+    max_corrupt: float = 0.02  # share of samples that may be skipped
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -385,7 +367,7 @@ def encode_source(model: Model, source: Source, **settings: Any) -> Encodings:
 JsonLines = list[dict[str, Any]]
 
 
-def write_vectors(
+def write_vectors(  # long by its docstring, which is the help of the command
     model: Model,
     source: str,
     out: Path,

@@ -13,13 +13,7 @@ from markupsafe import Markup
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_data
 from grainline.errors import UserError, checked, escape_controls, suggestion
-from grainline.evaluation.compare import (
-    Difference,
-    Differences,
-    read_earlier,
-    refuse_options,
-    with_comparison,
-)
+from grainline.evaluation.compare import Difference, Differences, read_earlier, with_comparison
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.result import Result, notes_on_training, origin, text_table, writable, write
 from grainline.evaluation.score import MEMORY
@@ -100,9 +94,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
         numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
         raise UserError(f"{numbers}; they must be at least 1, at least 0, and 0 to 1")
     settings = Settings(suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory)
-    earlier = None if compare_to is None else read_earlier(str(compare_to), suite.key)
-    if earlier is not None:
-        refuse_options(suite, earlier, str(compare_to))
+    earlier = None if compare_to is None else read_earlier(str(compare_to), suite)
     name = str((model.run or IN_MEMORY) if isinstance(model, Model) else model)
     if not others:
         suite.open_run(name)
@@ -163,10 +155,7 @@ def _suite(suite: str | Suite[Any], options: Mapping[str, Any]) -> Suite[Any]:
 
 
 def _refuse_missing(suite: Suite[Any], others: bool, pairs: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise UserError without a model or data, and for what does not go with vectors of another program.
-
-    others  there are vectors, or scores, of another program
-    """
+    """Raise UserError without a model or data, and for what does not go with `others`, vectors or scores."""
     if not others:
         if pairs is not None:
             raise UserError("pairs go with vectors, or scores, of another program; a model takes data")

@@ -98,10 +98,7 @@ class Evaluation(NamedTuple):
         about: str = "",
         **choice: Any,
     ) -> list[CaseList]:
-        """The cases of the lowest values and of the highest, a list each; values and choice as in `extremes`.
-
-        about  the images, in a sentence; "": `crop_sentence`
-        """
+        """The cases of the lowest values and of the highest, with a sentence about images; see `extremes`."""
         hints = (f"{order} {about or self.crop_sentence()}", order)
         return [
             CaseList(title, hint, [case(i) for i in some])
@@ -138,11 +135,7 @@ class Part(NamedTuple):
 
 
 def attention_of(method: Method, images: Encoded, texts: Encoded, strings: Sequence[str]) -> list[list[Part]]:
-    """The attention of text i in image i, part by part. A part that a short text repeats comes once.
-
-    images   [N] with tokens; texts [N]
-    strings  [N] these texts
-    """
+    """The attention of text i in image i [N], part by part. A part that a short text repeats comes once."""
     assert isinstance(method, HasAttention), "ask `require_attention` first"
     with torch.no_grad():
         weight = method.attention(images, texts).cpu()  # [N, S, L + 1]
@@ -199,8 +192,7 @@ def look_at(
 ) -> CaseImage:
     """The sentences of a text in an image, each with its score and the phrases that the rules find in it.
 
-    description  of the image, for a model that reads it
-    null         other texts that heat is measured against, as in `Model.heat`
+    null  other texts that heat is measured against, as in `Model.heat`
 
     Where image tokens have no places there is no heat, and phrases are left out.
     """
@@ -213,9 +205,8 @@ def look_at(
 
 
 def scored_parts(model: Model, image: ImageLike, text: str) -> tuple[list[SentenceScore], list[str], str]:
-    """The sentences of a text with the phrases in each, scored in an image; all as strings; what is left out.
-
-    In the strings each sentence comes right before its phrases.
+    """The sentences of a text with their phrases, scored in an image; all as strings, in this order; what is
+    left out.
     """
     everything = sentences(text)
     first, located = everything[:SENTENCES], model.method.has_layout

@@ -46,7 +46,6 @@ class Metric(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name, with the better direction where it is not up."""
         return labelled(self.name, self.unit)
 
     def text(self, number: float | None) -> str:
@@ -70,7 +69,7 @@ class Metric(NamedTuple):
 
 
 def labelled(name: str, unit: str) -> str:
-    """The name of a metric for a table."""
+    """The name of a metric for a table, with the better direction where it is not up."""
     if unit == "sum":
         return name.replace("rSum", "rSum (0 to 600)")
     return f"{name} (lower is better)" if unit in LESS_IS_BETTER else name
@@ -239,12 +238,7 @@ def writable(path: Path) -> None:
 
 
 def origin(model: Model, path: str) -> dict[str, Any]:
-    """The fields of a result about its model, which was loaded from a path.
-
-    weights  the folder of the weights to which the path led; the path itself where it is no run
-    step     of training, if known
-    scoring  how pairs were scored, of methods with several ways
-    """
+    """The fields of a result about its model: its path, the folder of its weights, its step, its scoring."""
     run = find_run(path)
     weights = Path(path) if run is None else run[1]
     values = model.description.config.model_dump()
@@ -273,7 +267,11 @@ def notes_on_training(run: Path | None, source: Source) -> tuple[str, ...]:
     parts, notes = parts_of(source), []
     for field, text in words.items():
         theirs = list(map(_places, trained_paths(run, field) or ()))
-        known = [part.path for part in parts if any(_overlap(_places(part.path), one) for one in theirs)]
+        known = [
+            part.path
+            for part, (ours, above) in ((part, _places(part.path)) for part in parts)
+            if any(ours & (places | folders) or above & places for places, folders in theirs)
+        ]
         if known:
             notes.append(text.format("these data" if len(known) == len(parts) else ", ".join(known)))
     return tuple(notes)
@@ -288,7 +286,3 @@ def _places(path: str) -> tuple[set[Any], set[Any]]:
     packed = (place for place in places if place.suffix in ("", ".tar", ".parquet"))
     name = re.sub(r"(?<=[?&])(count|size|skip)=[^&]*&?", "", path).rstrip("?&")
     return places or {name}, {folder for place in packed for folder in place.parents}
-
-
-def _overlap(ours: tuple[set[Any], set[Any]], theirs: tuple[set[Any], set[Any]]) -> bool:
-    return bool(ours[0] & (theirs[0] | theirs[1]) or ours[1] & theirs[0])

@@ -167,8 +167,8 @@ def prepared(method: Scorer, images: Encoded, texts: Encoded) -> tuple[Encoded, 
     """Both sides as tiles read them: images precomputed, or vectors on a device that has float64."""
     if method.pairwise:
         return method.precompute(images), texts
-    here = images.vector.device.type in ("cpu", "cuda")
-    return (images, texts) if here else (to(images, "cpu"), to(texts, "cpu"))
+    has_double = images.vector.device.type in ("cpu", "cuda")
+    return (images, texts) if has_double else (to(images, "cpu"), to(texts, "cpu"))
 
 
 def tile_of(method: Scorer, images: Encoded, texts: Encoded) -> Tile:

@@ -51,7 +51,7 @@ UNREAD = "What is dark outside the line is not read by the model."
 LINES = "Lines are heavier, the more stages keep them."
 
 
-def show(
+def show(  # long by its docstring, which is the help of the command
     model: str | Path,
     images: Sequence[str],
     texts: Sequence[str] = (),
@@ -86,9 +86,13 @@ def show(
     weighs = isinstance(loaded.method, HasAttention | SelectsPatches)
     if scale is not None and not weighs:
         raise UserError("--scale is for maps of weights, and this method has maps of contrast; leave it out")
-    known = descriptions(loaded)
-    described = [description_of(known, image) for image in images]
-    photos = [photo_of(loaded, *one) for one in zip(images, described, strict=True)]
+    known, photos = descriptions(loaded), list[Photo]()
+    for image in images:
+        description = None if known is None else known.of_file(image)
+        if known is not None and description is None:
+            what = f"the method reads a description of each image, and {image} has none in {known}"
+            raise UserError(f"{what}: name a file of `grainline data describe` with --descriptions")
+        photos.append(photo_of(loaded, image, description))
     limit = scale or (end_of_scale(loaded, photos[0].input) if weighs else 1.0)
     encoded = loaded.encode(texts=null.sentences) if null else None
     panels = [panels_of(loaded, photo, texts, limit, encoded) for photo in photos]
@@ -116,21 +120,8 @@ def check_options(out: Sequence[Path], texts: Sequence[str], scale: float | None
         raise UserError(f"--others {others} has texts to compare those of --text with; give --text")
 
 
-def description_of(known: Descriptions | None, image: str) -> str | None:
-    """The description of an image file; None where the method reads none. Raises UserError for none."""
-    description = None if known is None else known.of_file(image)
-    if known is not None and description is None:
-        what = f"the method reads a description of each image, and {image} has none in {known}"
-        raise UserError(f"{what}: name a file of `grainline data describe` with --descriptions")
-    return description
-
-
 def panels_of(model: Model, photo: Photo, texts: Sequence[str], limit: float, null: Encoded | None) -> Case:
-    """All that is shown of an image: what the method has of its own, and contrast with other texts.
-
-    limit  the weight that has the full colour
-    null   the other texts; None: no contrast
-    """
+    """All that is shown of an image: what the method has of its own, and contrast with other texts (null)."""
     if isinstance(model.method, SelectsPatches):
         case = selection_panels(model, photo, texts, limit)
     else:

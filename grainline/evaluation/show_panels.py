@@ -68,10 +68,7 @@ def photo_of(model: Model, name: str, description: str | None = None) -> Photo:
 
 
 def segmentations(model: Model, square: Image.Image) -> list[np.ndarray]:
-    """The segments of a square as the model sees it, from fine to coarse: [S, S] integers each
-
-    [] where image tokens are no segments, and for patches of images of any shape.
-    """
+    """The segments of a square as the model sees it, from fine to coarse: [S, S] integers each, if any."""
     if model.transform.square.patches is not None:
         return []
     pixels = torch.from_numpy(np.array(square)).permute(2, 0, 1)[None].to(model.device)
@@ -91,10 +88,7 @@ def end_of_scale(model: Model, square: ImageLike) -> float:
 def attention_maps(
     model: Model, image: ImageLike, texts: Sequence[str], area: Box, size: tuple[int, int]
 ) -> list[list[tuple[Part, np.ndarray]]]:
-    """The attention of the parts of each text in an image: each with its weights over the pixels, [H, W]
-
-    area, size  what is read of the image, and its width and height, as in `methods.heat.over_image`
-    """
+    """The parts of each text in an image, with their weights over the pixels [H, W]; see `over_image`."""
     method, images = model.method, model.encode(images=[image])
     same = rows(images, torch.zeros(len(texts), dtype=torch.int64, device=model.device))
     parts_of_texts = attention_of(method, same, model.encode(texts=texts), texts)
@@ -105,10 +99,7 @@ def attention_maps(
 
 
 def segment_panels(model: Model, photo: Photo, texts: Sequence[str], limit: float) -> Case:
-    """An image as its segments of all stages, and where each part of each text looks.
-
-    limit  the weight that has the full colour
-    """
+    """An image as its segments of all stages, and where each part of each text looks, up to full colour."""
     maps = segmentations(model, photo.square)
     stages = [
         Panel(
@@ -151,10 +142,7 @@ def contrast_bar() -> LegendEntry:
 
 
 def heat_rows(model: Model, photo: Photo, texts: Sequence[str], null: Encoded) -> list[Row]:
-    """The sentences of each text, a row for each with its phrases: contrast over the whole image, and scores.
-
-    null  the other texts
-    """
+    """A row for each sentence of each text, with its phrases: contrast with other texts, and scores."""
     image, out = model.encode(images=[photo.input]), []
     for i, text in enumerate(texts, 1):
         scored, strings, left_out = scored_parts(model, photo.input, text)
@@ -185,10 +173,7 @@ class Match(NamedTuple):
 
 
 def selection_panels(model: Model, photo: Photo, texts: Sequence[str], limit: float) -> Case:
-    """An image with the patches that stay for each of some captions, and the tokens that their words find.
-
-    limit  the share of a patch in a token that has the full colour
-    """
+    """An image with the patches that stay for each of some captions, and the tokens that their words find."""
     square, description = photo.square, photo.description
     selection, grid = selection_of(model, square, texts, description), model.method.grid
     out = []
@@ -229,8 +214,7 @@ def stays(
 ) -> list[Panel]:
     """The image with the patches that stay, for each choice that there is, and for either of both.
 
-    selection  one row
-    joint      whether a lone choice of the caption knows the description too
+    selection: one row; joint: whether a lone choice of the caption knows the description too
     """
     masks = {CAPTION: selection.by_text, DESCRIPTION: selection.by_description}
     maps = {f"kept for the {what}": _on_grid(x[0], grid) for what, x in masks.items() if x is not None}
@@ -245,11 +229,7 @@ def stays(
 
 
 def matches(selection: Selection, words: Sequence[str], grid: tuple[int, int] | None) -> list[Match]:
-    """The tokens that the first WORDS words find, in the order of the words, each token once.
-
-    selection  one row
-    words      all words that it compares
-    """
+    """The tokens that the first WORDS words find, in the order of the words, each once. selection: one row"""
     real = selection.words[0]
     out: dict[int, Match] = {}
     tokens, cosines = selection.token[0][real].tolist(), selection.cosine[0][real].tolist()

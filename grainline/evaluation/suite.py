@@ -71,13 +71,9 @@ class MetricSamples(NamedTuple):
         """The same as a result has it: a share in per cent."""
         if self.unit != "share":
             return self
-        return self._replace(
-            value=100 * self.value,
-            samples=100 * self.samples,
-            chance=self.chance and 100 * self.chance,
-            unit="%",
-            wilson=self.wilson and (100 * self.wilson[0], 100 * self.wilson[1]),
-        )
+        value, samples, queries, chance, ties, _, wilson = self
+        ends = wilson and (100 * wilson[0], 100 * wilson[1])
+        return MetricSamples(100 * value, 100 * samples, queries, chance and 100 * chance, ties, "%", ends)
 
 
 class Outcomes(NamedTuple):
@@ -90,15 +86,11 @@ class Outcomes(NamedTuple):
     protocol: str = "plain"
 
 
-class NoOptions(Config):
-    """A suite without options of its own."""
-
-
 class Suite(ABC, Generic[O]):
     """One question asked of a model. Abstract: `outcomes` and `metrics` are needed."""
 
     name: ClassVar[str]
-    Options: ClassVar[type[Config]] = NoOptions  # set by `--set key=value`
+    Options: ClassVar[type[Config]] = Config  # none; else set by `--set key=value`
     captions: ClassVar[tuple[Captions, ...]] = CAPTIONS  # allowed ones; the first is the default
     reads: ClassVar[str] = "the captions of a record"  # what it reads, for errors
     needs_text: ClassVar[bool] = True  # False: an image without a text is no damage
@@ -127,11 +119,8 @@ class Suite(ABC, Generic[O]):
 
     def check(self, model: Model, source: Source) -> None:
         """Raise UserError where model or source lack a need. The default refuses captions without images."""
-        without = without_images(source)
-        if without and self.encodes_images:
-            raise UserError(
-                f"{without} has captions without images, and --suite {self.name} looks at images; name others"
-            )
+        if self.encodes_images and (without := without_images(source)):
+            raise UserError(f"{without} has captions without images; --suite {self.name} looks at images")
 
     def prepare(self, model: Model, source: Source) -> tuple[Model, Source]:
         """The model and the source as the suite reads them; the default takes the `source_variant`."""
@@ -164,10 +153,7 @@ class Suite(ABC, Generic[O]):
         return self.walk(model, source, settings, descriptions=descriptions, progress=progress)
 
     def walk(self, model: Model, source: Source, settings: Settings, **others: Any) -> Encodings:
-        """Walk over the source once. A suite that needs another walk, or more of them, overrides this.
-
-        others  descriptions and progress, as `Walk` has them
-        """
+        """Walk over the source; suites with other walks override this. others: descriptions and progress"""
         model, source = self.prepare(model, source)
         collector = self.collector(model, source, settings)
         return encode_source(

@@ -51,17 +51,13 @@ class Dot(Cosine):
     has_layout = False
 
 
-class ScoreMatrix:
+class ScoreMatrix(Dot):
     """Scores of all pairs that somebody else computed: [N, M]"""
 
     pairwise = blockwise = True
-    has_layout = False
 
     def __init__(self, scores: Any) -> None:
         self.scores = scores
-
-    def precompute(self, images: Encoded) -> Encoded:
-        return images
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         rows, columns = images.item.numpy(), texts.item.numpy()
@@ -97,7 +93,7 @@ class VectorEvaluation(Evaluation):
     whole_sentence = crop_sentence
 
 
-def open_vectors(
+def open_vectors(  # long by its docstring, and by the fields of `Encodings`
     vectors: Any, pairs: Any = None, scores: Any = None, similarity: str = "cosine", images: str | None = None
 ) -> Embeddings:
     """Vectors with their pairs, ready for `Suite.measure`.
@@ -244,15 +240,12 @@ def _vectors(array: Any, side: str, similarity: str) -> Tensor:
         raise UserError(f"vectors of {side}s are uint8, as packed bits are; give floats, or --scores")
     out = torch.empty(shape, dtype=torch.float32)
     for start, block in _blocks(array, f"vectors of {side}s"):
-        finite = block.isfinite().all(1)
-        if not bool(finite.all()):
-            row = start + int((~finite).nonzero()[0, 0])
-            raise UserError(f"vector {row} of the {side}s has numbers that are NaN or infinite")
+        bad, why = ~block.isfinite().all(1), "has numbers that are NaN or infinite"
+        if similarity == "cosine" and not bool(bad.any()):
+            bad, why = (block == 0).all(1), "has length 0, so no cosine; leave it out, or take dot"
+        if bool(bad.any()):
+            raise UserError(f"vector {start + int(bad.nonzero()[0, 0])} of the {side}s {why}")
         if similarity == "cosine":
-            empty = (block == 0).all(1)
-            if bool(empty.any()):
-                row = start + int(empty.nonzero()[0, 0])
-                raise UserError(f"vector {row} of the {side}s has length 0, so no cosine; or take dot")
             block = F.normalize(block / block.abs().amax(1, keepdim=True), dim=1)
         out[start : start + len(block)] = block
     return out

@@ -19,15 +19,7 @@ from grainline.evaluation.encode import Collector, Encodings
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.statistics import refuse_nan
-from grainline.evaluation.suite import (
-    MetricSamples,
-    NoOptions,
-    Outcomes,
-    Settings,
-    Suite,
-    accuracy,
-    count_notes,
-)
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, accuracy, count_notes
 from grainline.model import Model
 from grainline.report.case import Case, CaseList, Panel, Row, ahead, lead, marked
 from grainline.types import Encoded, rows
@@ -45,7 +37,7 @@ class Items(NamedTuple):
     all: int  # items in the file
 
 
-class ColaSuite(Suite[NoOptions]):
+class ColaSuite(Suite):
     """The share of items of which both captions score higher with their own image."""
 
     name = "cola"
@@ -120,10 +112,7 @@ def items_file(source: Source) -> Cola:
 
 
 class ItemCollector(Collector):
-    """Finds the rows of all items once the images are encoded. Items that lack an image are left out.
-
-    max_corrupt  share of the items that may be left out
-    """
+    """Finds the rows of all items once the images are encoded; leaves out those that lack an image."""
 
     def __init__(self, source: Cola, max_corrupt: float) -> None:
         self.source, self.max_corrupt = source, max_corrupt
@@ -158,22 +147,13 @@ def item_scores(method: Scorer, images: Encoded, texts: Encoded, items: Items) -
 
 
 def margins(score: Tensor) -> Tensor:
-    """Margin by which the caption that is surer of the wrong image prefers its own: [P], right above zero.
-
-    score  [P, image 2, caption 2]
-    """
+    """Margin [P] by which the caption that is surer of the wrong image prefers its own. score: [P, 2, 2]"""
     first, second = score[:, 0, 0] - score[:, 1, 0], score[:, 1, 1] - score[:, 0, 1]
     return torch.minimum(first, second)
 
 
 def connected(images: np.ndarray) -> np.ndarray:
-    """The group of each item [P], such that no two groups share an image.
-
-    images  [P, 2] number of each image
-
-    >>> connected(np.array([[0, 1], [2, 3], [4, 1], [4, 5]])).tolist()
-    [0, 2, 0, 0]
-    """
+    """The group of each item [P], such that no two groups share an image. images: [P, 2]"""
     label = np.arange(images.max() + 1)  # of each image: the lowest that it is linked with
     while True:
         lowest = label.copy()

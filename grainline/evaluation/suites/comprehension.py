@@ -33,23 +33,8 @@ from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes
+from grainline.evaluation.suites import regions
 from grainline.evaluation.suites.gradient_maps import attention_heat, gradient_heat, require_patch_grid
-from grainline.evaluation.suites.regions import (
-    ALPHA,
-    HEAT,
-    Compared,
-    Expression,
-    ExpressionCollector,
-    ExpressionSuite,
-    ImageExpressions,
-    areas,
-    box_iou,
-    box_scores,
-    clipped,
-    number_flat,
-    pixel_maps,
-    unit_range,
-)
 from grainline.model import Model, given
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.types import Encoded, Images
@@ -59,7 +44,7 @@ GRADIENT, CENTRED, LARGEST, ATTENTION = "gradient", "centred gradient", "largest
 MAPS = {
     GRADIENT: "gradient map",
     CENTRED: "gradient map about the mean",
-    HEAT: "heat",
+    regions.HEAT: "heat",
     ATTENTION: "attention map",
     LARGEST: "largest box",
 }
@@ -88,7 +73,7 @@ class ComprehensionOptions(Config):
     )
 
 
-class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
+class ComprehensionSuite(regions.ExpressionSuite[ComprehensionOptions]):
     """The share of expressions whose map chooses a right box, for each map, and for the largest box."""
 
     name = "comprehension"
@@ -110,7 +95,7 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
         return ChoiceCollector(model, settings.batch_size, source, self.proposals, attention)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
-        choices: Compared = self.collected(data)
+        choices: regions.Compared = self.collected(data)
         expressions, flat = choices.expressions, choices.flat
         names = [name for name in MAPS if name in expressions[0].by_map]
         if flat.get(GRADIENT) == len(expressions) > flat.get(CENTRED, 0):
@@ -128,7 +113,7 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
             "scores": by_map,
         }
         offered = offered_from(self.proposals)
-        about = {"offered": offered, "alpha": ALPHA, "card": _card(offered, queries)}
+        about = {"offered": offered, "alpha": regions.ALPHA, "card": _card(offered, queries)}
         return Outcomes(queries, _notes(choices, queries), about, self.numbers(data))
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
@@ -155,7 +140,8 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
             one = expressions[i]
             choice, key = one.by_map[name], evaluation.data.keys[one.image]
             box = one.boxes[choice.box] if choice.box >= 0 else None
-            iou = 0.0 if box is None else float(box_iou(torch.tensor([box]), torch.tensor([one.target])))
+            both = torch.tensor([box or one.target]), torch.tensor([one.target])
+            iou = float(regions.box_iou(*both)) * (box is not None)
             title = f"{'right' if choice.right else 'wrong'}, IoU {100 * iou:.1f} %"
             alt = f"{key}, with a frame around what is meant and dashes around what was chosen"
             look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, place=name)])
@@ -165,9 +151,8 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
                 heat = maps(evaluation.model, images, texts, (height, width))[name]
                 whole = image_size(evaluation.source[evaluation.data.positions[one.image]])
                 scale = np.divide((width, height) * 2, whole * 2)  # to where boxes lie in the square
-                true, prediction, *candidates = map(
-                    tuple, scale * [one.target, box or one.target, *one.boxes]
-                )
+                inside = scale * [one.target, box or one.target, *one.boxes]
+                true, prediction, *candidates = map(tuple, inside)
                 look = look._replace(
                     heat=(heat - heat.mean()).cpu().numpy(),  # boxes are chosen by what is above its mean
                     box=true,
@@ -188,26 +173,25 @@ class ComprehensionSuite(ExpressionSuite[ComprehensionOptions]):
 
 def offered_from(proposals: Proposals | None) -> dict[str, str]:
     """The origin of the boxes to choose from."""
-    if proposals is None:
-        return {"boxes": "ground truth"}
-    return {"boxes": proposals.path, "sha256": proposals.sha256}
+    known = {} if proposals is None else {"boxes": proposals.path, "sha256": proposals.sha256}
+    return known or {"boxes": "ground truth"}
 
 
 def _card(offered: dict[str, str], queries: dict[str, Any]) -> dict[str, str]:
     """The protocol."""
     number, boxes = np.array(queries["boxes"]), offered["boxes"]
     what = "of a file of detections" if "sha256" in offered else "of all things that the data know"
-    names = ", ".join(MAPS[name] for name in queries["scores"])
+    names, power = ", ".join(MAPS[name] for name in queries["scores"]), regions.ALPHA
     return {
         "boxes": f"{boxes}, {what}: {number.mean():.1f} an expression, from {number.min()} to {number.max()}",
         "maps": f"{names}; {MAPS[LARGEST]} knows nothing of the expression",
-        "score of a box": f"the sum inside over area ** {ALPHA}; right if IoU > 0.5 with the true box",
+        "score of a box": f"the sum inside over area ** {power}; right if IoU > 0.5 with the true box",
         "texts": "expressions in lower case, without a prompt",
         "images": "pressed into the square of the model",
     }
 
 
-def _notes(choices: Compared, queries: dict[str, Any]) -> tuple[str, ...]:
+def _notes(choices: regions.Compared, queries: dict[str, Any]) -> tuple[str, ...]:
     alone = "expressions are about images without a box to choose, and count as wrong"
     counts = choices.counts | {alone: sum(number == 0 for number in queries["boxes"])}
     for name, number in choices.flat.items():
@@ -224,7 +208,7 @@ def _notes(choices: Compared, queries: dict[str, Any]) -> tuple[str, ...]:
     return notes
 
 
-class ChoiceCollector(ExpressionCollector):
+class ChoiceCollector(regions.ExpressionCollector):
     """Chooses a box for each expression.
 
     source     of the images, which may know more boxes than those that expressions refer to
@@ -242,18 +226,17 @@ class ChoiceCollector(ExpressionCollector):
         self._source, self._proposals, self._attention = source, proposals, attention
         self._with_boxes = 0
 
-    def expressions_of(self, sample: Sample) -> ImageExpressions:
+    def expressions_of(self, sample: Sample) -> regions.ImageExpressions:
         """Raises CorruptSample for an expression whose box has no part in the image."""
         record, size = sample.record, sample.size[::-1]
         expressions = []
         for i, region in enumerate(record.regions):
             box = region_box(region)
             if box is not None and not len(_inside([box], size)):
-                raise CorruptSample(
-                    Cause.CORRUPT_REGION, f"{record.key} ({region.phrase}: its box is not in the image)"
-                )
+                what = f"{record.key} ({region.phrase}: its box is not in the image)"
+                raise CorruptSample(Cause.CORRUPT_REGION, what)
             if box is not None:
-                expressions.append(Expression(sample.row, i, region.phrase.lower(), box))
+                expressions.append(regions.Expression(sample.row, i, region.phrase.lower(), box))
         offered: Sequence[Box] = ()
         square = None
         if expressions:
@@ -267,24 +250,26 @@ class ChoiceCollector(ExpressionCollector):
         self.counts[BOXLESS] += len(record.regions) - len(expressions)
         self.counts[OUTSIDE] += len(offered) - len(boxes)
         self._with_boxes += bool(offered)
-        return ImageExpressions(size, expressions, (boxes, square))
+        return regions.ImageExpressions(size, expressions, (boxes, square))
 
-    def compare(self, images: Encoded, texts: Encoded, group: ImageExpressions) -> Iterator[Expression]:
+    def compare(
+        self, images: Encoded, texts: Encoded, group: regions.ImageExpressions
+    ) -> Iterator[regions.Expression]:
         """The choice of every map."""
         boxes, square = group.shared
-        true = clipped(torch.tensor([one.target for one in group.expressions]), group.size)
-        right = box_iou(true, boxes) > 0.5  # [E, B]
+        true = regions.clipped(torch.tensor([one.target for one in group.expressions]), group.size)
+        right = regions.box_iou(true, boxes) > 0.5  # [E, B]
         by_map = {}
         for name, heat in maps(self.model, images, texts, group.size, square).items():
-            self.flat[name] += number_flat(heat)
-            score = box_scores(heat.cpu(), boxes)
+            self.flat[name] += regions.number_flat(heat)
+            score = regions.box_scores(heat.cpu(), boxes)
             by_map[name] = [choose(*both) for both in zip(score, right, strict=True)]
         edges = tuple(map(tuple, boxes.tolist()))
         for k, one in enumerate(group.expressions):
             by_name = {name: choices[k] for name, choices in by_map.items()}
             yield one._replace(boxes=edges, fitting=int(right[k].sum()), by_map=by_name)
 
-    def result(self, data: Encodings) -> Compared:
+    def result(self, data: Encodings) -> regions.Compared:
         """Raises UserError where there is none, and where no image has boxes."""
         compared = super().result(data)
         if not self._with_boxes:
@@ -299,9 +284,9 @@ class ChoiceCollector(ExpressionCollector):
 def maps(
     model: Model, images: Encoded, texts: Encoded, size: tuple[int, int], square: Images | None = None
 ) -> dict[str, Tensor]:
-    """Every map of each text in its image: name -> [N, H, W] >= 0. Raises UserError for NaN.
+    """Every map of each text in its image: name -> [N, H, W] >= 0; of attention with its square.
 
-    square  the one image that all rows are of, for the map of its attention; None: without
+    Raises UserError for NaN.
     """
     method = model.method
     heat: dict[str, Tensor] = {}
@@ -309,21 +294,17 @@ def maps(
         heat[GRADIENT], heat[CENTRED] = gradient_heat(method, images, texts)
     if square is not None:
         heat[ATTENTION] = attention_heat(method, square, texts)
-    out = {name: pixel_maps(method, images, one, size) for name, one in heat.items()}
+    out = {name: regions.pixel_maps(method, images, one, size) for name, one in heat.items()}
     with torch.no_grad():
-        raw = pixel_maps(method, images, method.heat(images, texts), size)
+        raw = regions.pixel_maps(method, images, method.heat(images, texts), size)
     low, high = raw.amin((1, 2), keepdim=True), raw.amax((1, 2), keepdim=True)
     flat = high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())  # spreading it rounds
-    out[HEAT] = unit_range(raw.masked_fill(flat, 0.0))
-    return out | {LARGEST: torch.ones_like(out[HEAT])}
+    out[regions.HEAT] = regions.unit_range(raw.masked_fill(flat, 0.0))
+    return out | {LARGEST: torch.ones_like(out[regions.HEAT])}
 
 
 def choose(score: Tensor, right: Tensor) -> BoxChoice:
-    """The box of the highest score; where a wrong one has it too, that one. score: [B] >= 0, right: [B] bool
-
-    >>> choose(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([False, True, False]))
-    BoxChoice(box=2, right=False, tied=True, lead=0.0)
-    """
+    """The box of the highest score; where a wrong one has it too, that one. score: [B] >= 0, right: [B]"""
     if not len(score):
         return BoxChoice(-1, False, False, -1.0)
     best = score == score.max()
@@ -340,5 +321,5 @@ def choose(score: Tensor, right: Tensor) -> BoxChoice:
 
 def _inside(boxes: Any, size: tuple[int, int]) -> Tensor:
     """Boxes as far as they are in the image, without those that are not: [B, 4] float64"""
-    cut = clipped(torch.tensor(boxes, dtype=torch.float64).view(-1, 4), size)
-    return cut[(cut[:, 2:] > cut[:, :2]).all(1) & (areas(cut) > 0)]
+    cut = regions.clipped(torch.tensor(boxes, dtype=torch.float64).view(-1, 4), size)
+    return cut[(cut[:, 2:] > cut[:, :2]).all(1) & (regions.areas(cut) > 0)]

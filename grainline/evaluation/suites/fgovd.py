@@ -25,15 +25,7 @@ from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Rows, Sample
 from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, spread
 from grainline.evaluation.score import Scorer, pair_scores
-from grainline.evaluation.suite import (
-    MetricSamples,
-    NoOptions,
-    Outcomes,
-    Settings,
-    accuracy,
-    count_notes,
-    mean_metric,
-)
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes, mean_metric
 from grainline.evaluation.suites.monotonicity import SubtextQueue, Subtexts
 from grainline.evaluation.suites.regions import (
     BoxTokens,
@@ -83,7 +75,7 @@ class Regions(NamedTuple):
     scorer: Scorer  # of regions with texts
 
 
-class FgOvdSuite(RegionSuite[NoOptions]):
+class FgOvdSuite(RegionSuite):
     """The share of regions whose right text scores higher than all foils, and its mean rank, by kind."""
 
     name = "fg-ovd"
@@ -174,12 +166,17 @@ class FoilCollector(RegionCollector):
 
     def add(self, sample: Sample) -> None:
         for region in sample.record.regions:
-            by_kind = choices_of(region)
+            by_kind = dict[
+                str, dict[str, None]
+            ]()  # of each kind of foil the texts, each once, the right one first
+            for foil in region.foils:
+                by_kind.setdefault(foil.kind, {region.phrase: None})[foil.text] = None
+            by_kind = {kind: texts for kind, texts in by_kind.items() if len(texts) > 1}
             box = self._in_square(region, sample.size) if by_kind else None
             if box is None:
                 continue
             for kind, choices in by_kind.items():
-                self._questions.append(Question(len(self._box), kind, self._queue.places(choices)))
+                self._questions.append(Question(len(self._box), kind, self._queue.places([*choices])))
             self._box.append(box)
             self._image.append(sample.row)
         super().add(sample)
@@ -225,19 +222,8 @@ class FoilCollector(RegionCollector):
         return left, top, right, bottom
 
 
-def choices_of(region: Region) -> dict[str, list[str]]:
-    """For each kind of foil the texts to choose from, each once, the right one first."""
-    by_kind: dict[str, dict[str, None]] = {}
-    for foil in region.foils:
-        by_kind.setdefault(foil.kind, {region.phrase: None})[foil.text] = None
-    return {kind: list(texts) for kind, texts in by_kind.items() if len(texts) > 1}
-
-
 def question_scores(regions: Regions) -> list[Tensor]:
-    """The scores of each question's region with its texts, the right one first: Q tensors [1 + foils].
-
-    Texts that the model reads alike score the same.
-    """
+    """The scores of each question's region with its texts, the right one first: Q tensors [1 + foils]."""
     texts, device = regions.texts.texts, regions.vector.device
     if isinstance(regions.scorer, PooledRegions):
         scores = []

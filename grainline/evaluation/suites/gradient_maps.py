@@ -68,8 +68,7 @@ def gradient_heat(method: Scorer, images: Encoded, texts: Encoded) -> tuple[Tens
 class AttentionCapture(TorchFunctionMode):
     """While it is entered, attention over all patches is computed openly, and its last weights are captured.
 
-    Only the operations after these weights have a gradient. patches: how many there are; a class token before
-    them is one more.
+    Only the operations after these weights have a gradient. A class token may stand before the patches.
     """
 
     def __init__(self, patches: int) -> None:
@@ -81,19 +80,17 @@ class AttentionCapture(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention or not self._over_patches(args[1], kwargs):
+        if func is not F.scaled_dot_product_attention or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         query, key, value = args[:3]
+        # Keys of all patches of the one image, not of a description or a window.
+        plain = kwargs.get("attn_mask") is None and not kwargs.get("is_causal") and len(key) == 1
+        if not plain or key.shape[-2] - self.patches not in (0, 1):
+            return func(*args, **kwargs)
         scale = kwargs.get("scale") or query.shape[-1] ** -0.5
         weight = (query @ key.transpose(-1, -2) * scale).softmax(-1)
         self.weight = weight.detach().requires_grad_()
         return self.weight @ value
-
-    def _over_patches(self, key: Tensor, kwargs: dict[str, Any]) -> bool:
-        """Whether these are keys of all patches of the one image, not of a description or a window."""
-        plain = kwargs.get("attn_mask") is None and not kwargs.get("is_causal")
-        one = len(key) == 1 and key.shape[-2] - self.patches in (0, 1)
-        return plain and one and torch.is_grad_enabled()
 
 
 def attention_heat(method: Method, images: Images, texts: Encoded) -> Tensor:

@@ -108,10 +108,7 @@ class Caption(NamedTuple):
 
 
 def captions_of(record: Record) -> list[Caption]:
-    """The texts of a record, each with its phrases in their order. A phrase counts once.
-
-    Raises CorruptSample for a phrase in no text of the record, or behind its end.
-    """
+    """The texts of a record with their phrases, each once. Raises CorruptSample for a phrase in no text."""
     named = {f"captions.{i}": text for i, text in enumerate(record.captions)}
     named |= {f"others.{i}": text for i, text in enumerate(record.others)}
     if record.long:
@@ -147,11 +144,7 @@ def up_to(caption: Caption, end: int) -> Caption:
 
 
 def shuffled(caption: Caption, generator: np.random.Generator) -> tuple[Caption, Caption]:
-    """The caption with its words in another order, twice.
-
-    In the first one phrases stay at the places of their words, whatever stands there now. In the second one
-    they go with their words.
-    """
+    """The caption with its words in another order: phrases at their places, and moved with their words."""
     words = word_spans(caption.text)
     order = generator.permutation(len(words)).tolist()  # the word at each place
     text = " ".join(caption.text[slice(*words[i])] for i in order)
@@ -263,21 +256,18 @@ class GroupCollector(Collector):
         return self._grouped
 
     def _tokens_of(self, caption: Caption) -> list[Token] | None:
-        method = self._model.method
-        edges = sorted({edge for phrase in caption.phrases for run in phrase for edge in run})
-        return tokens_of(self._model.tokenizer, caption.text, method.context, method.parts, edges)
+        model, edges = self._model, sorted({x for phrase in caption.phrases for run in phrase for x in run})
+        return tokens_of(model.tokenizer, caption.text, model.method.context, model.method.parts, edges)
 
     def _in_other_order(self, caption: Caption) -> CaptionTokens | None:
         """The words of a caption in an order of its own; None where tokens or phrases have no places."""
         generator = np.random.default_rng((SEED, len(self._grouped.texts)))
         in_place, moved = shuffled(caption, generator)
         tokens = self._tokens_of(moved._replace(phrases=(*moved.phrases, *in_place.phrases)))
-        if tokens is None:
+        gold = tuple(segments(one, tokens or []) for one in (in_place, moved))
+        if tokens is None or not all(map(len, gold)):
             return None
-        gold = segments(in_place, tokens), segments(moved, tokens)
-        return (
-            CaptionTokens(moved.text, [one.column for one in tokens], gold) if all(map(len, gold)) else None
-        )
+        return CaptionTokens(moved.text, [one.column for one in tokens], gold)
 
     def _read_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -348,8 +338,8 @@ def can_cluster() -> bool:
 def clusterings(states: np.ndarray) -> dict[str, Labelled]:
     """The groups of one caption by clustering its token states [L, D], with scikit-learn.
 
-    k-means and spectral clustering get four clusters, or as many as there are tokens. Mean shift takes no
-    number; its bandwidth is estimated from the caption.
+    k-means and spectral clustering get four clusters, or as many as there are tokens; mean shift estimates
+    its bandwidth.
     """
     from sklearn.cluster import KMeans, MeanShift, SpectralClustering, estimate_bandwidth
     from sklearn.exceptions import ConvergenceWarning

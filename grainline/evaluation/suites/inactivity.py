@@ -10,6 +10,7 @@ al., arXiv 2602.02977, whose figures show it). In three steps:
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ from grainline.evaluation.score import Scorer
 from grainline.evaluation.statistics import refuse_nan, replicates
 from grainline.evaluation.suite import (
     MetricSamples,
-    NoOptions,
     Outcomes,
     Settings,
     Suite,
@@ -52,7 +52,7 @@ class EmptySlots(NamedTuple):
     foreign: str  # the whole of the other text
 
 
-class InactivitySuite(Suite[NoOptions]):
+class InactivitySuite(Suite):
     """AUROC of the empty slot over all pairs and within images, and its mean weights."""
 
     name = "inactivity"
@@ -75,9 +75,7 @@ class InactivitySuite(Suite[NoOptions]):
         slots: tuple[EmptySlots | None, ...] = self.collected(data)
         usable = {i: one for i, one in enumerate(slots) if one is not None}
         if not usable:
-            raise UserError(
-                f"all texts of {data.path} say the same; --suite {self.name} compares different ones"
-            )
+            raise UserError(f"all texts of {data.path} say the same; {self.name} compares different ones")
         scores = {
             name: [[weight for _, weight in side] for side in sides]
             for name, sides in (
@@ -125,25 +123,8 @@ class InactivitySuite(Suite[NoOptions]):
         return evaluation.both_ends(titles, order, case, share, gap, number=number)
 
 
-def texts_in(source: Source, captions: Captions) -> list[str]:
-    """The one text of every record, without a look at any image. Blank and damaged ones are left out."""
-    out = []
-    for index in range(len(source)):
-        try:
-            texts = texts_of(source[index], captions)
-        except CorruptSample:
-            continue  # counted when the image is encoded
-        out += [text for text in texts if text.strip()]
-    return out
-
-
 def partners(texts: Sequence[str], split: Callable[[str], list[str]]) -> dict[str, str]:
-    """For each distinct text another one with a part that it lacks: the next in an order fixed by SEED.
-
-    split  a text to its parts
-
-    A text without such another one is left out.
-    """
+    """For each distinct text the next one with a part that it lacks, in an order fixed by SEED, if any."""
     order = sorted(set(texts))
     Random(SEED).shuffle(order)
     out = {}
@@ -162,7 +143,10 @@ class EmptySlotCollector(Collector):
     def __init__(self, model: Model, source: Source, captions: Captions) -> None:
         self._model = model
         number = model.encode(texts=["a"]).tokens.shape[1]
-        texts = texts_in(source, captions)
+        texts = list[str]()
+        for i in range(len(source)):
+            with suppress(CorruptSample):  # counted when the image is encoded
+                texts += [text for text in texts_of(source[i], captions) if text.strip()]
         self._other = partners(texts, lambda text: parts_of(model.method, text, number))
         self._slots: list[EmptySlots | None] = []
 
@@ -203,9 +187,6 @@ def auroc(place: np.ndarray, other: np.ndarray) -> float:
 
     place  [K] integers >= 0, the places of the weights among all distinct ones
     other  [K] bool: the part is foreign. Both kinds are there
-
-    >>> auroc(np.array([0, 1, 1, 2]), np.array([False, False, True, True]))
-    0.875
     """
     foreign, own = (np.bincount(place[kind], minlength=place.max() + 1) for kind in (other, ~other))
     below = np.cumsum(own) - own

@@ -29,7 +29,6 @@ from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.statistics import refuse_nan
 from grainline.evaluation.suite import (
     MetricSamples,
-    NoOptions,
     Outcomes,
     Settings,
     Suite,
@@ -52,7 +51,7 @@ MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}  # that a sample must ha
 EXAMPLES = 4  # images of the page
 
 
-class MonotonicitySuite(Suite[NoOptions]):
+class MonotonicitySuite(Suite):
     """Whether scores rise with the sentences of a caption: HiMo@2, HiMo@3 and HiMo@K."""
 
     name = "monotonicity"
@@ -131,9 +130,8 @@ def correlation(scores: Sequence[float]) -> float:
 
 def _notes(sequences: Mapping[str, Mapping[str, list[Any]]]) -> tuple[str, ...]:
     """Samples that are left out, ties and cut texts."""
-    each = sequences[EACH]
+    each, notes = sequences[EACH], list[str]()
     samples = len(each["subtexts"])
-    notes = []
     for name, minimum in MIN_SUBTEXTS.items():
         number = sum(n < minimum for n in sequences[EACH if name == LONG else name]["subtexts"])
         if number:
@@ -169,13 +167,6 @@ def cumulative(caption: str, parts: int | None = None) -> tuple[str, ...]:
     parts  None: as many as there are sentences
 
     Every subtext is the beginning of the caption with each run of blanks as one, and the last one all of it.
-
-    >>> cumulative("A dog runs.  It is wet. The sea\\nis grey.", 2)
-    ('A dog runs.', 'A dog runs. It is wet. The sea is grey.')
-    >>> cumulative("A dog runs. It is wet.")
-    ('A dog runs.', 'A dog runs. It is wet.')
-    >>> cumulative("A dog runs.", 2)
-    ()
     """
     pieces = sentences(caption)
     number = len(pieces) if parts is None else parts
@@ -185,10 +176,7 @@ def cumulative(caption: str, parts: int | None = None) -> tuple[str, ...]:
 
 
 def sequences(caption: str, own: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """The three sequences of a caption.
-
-    own  subtexts that the source has of its own, for HiMo@K; none: sentence by sentence
-    """
+    """The three sequences of a caption. own: subtexts of the source for HiMo@K, else sentence by sentence"""
     prefixes = {name: cumulative(caption, parts) for name, parts in PARTS.items()}
     return prefixes | {EACH: tuple(own) or cumulative(caption)}
 
@@ -231,7 +219,7 @@ class SubtextQueue:
     def encoded(self) -> Subtexts:
         """All of them."""
         sequences = {name: tuple(places) for name, places in self._sequences.items()}
-        row, texts = torch.tensor(self._row), self.rows.of_no_image()
+        row, texts = torch.tensor(self._row), self.rows.stacked()
         return Subtexts(tuple(self._place), tuple(self._cut), row, texts, sequences)
 
 

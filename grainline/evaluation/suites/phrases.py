@@ -27,15 +27,7 @@ from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, Evaluation, spread
 from grainline.evaluation.result import Result
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import (
-    MetricSamples,
-    NoOptions,
-    Outcomes,
-    Settings,
-    Suite,
-    count_notes,
-    mean_metric,
-)
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, count_notes, mean_metric
 from grainline.evaluation.suites.grouped import (
     LACKING,
     MEAN_SHIFT,
@@ -114,7 +106,7 @@ def uniform(groups: int) -> str:
     return f"uniform chunks, K = {groups}"
 
 
-class PhrasesSuite(Suite[NoOptions]):
+class PhrasesSuite(Suite):
     """tIoU, precision, recall and F1 of groups, rules and clusters."""
 
     name = "phrases"
@@ -154,8 +146,20 @@ class PhrasesSuite(Suite[NoOptions]):
         return [f"{MEASURES[0]}, {name}" for name in [GROUPS] * (number is not None) + [chunks]]
 
     def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        """Captions evenly spaced by their tIoU. None for a method without groups."""
+        grouped: Grouped = self.collected(evaluation.data)
+        scores = evaluation.result.queries["scores"]
+        cases = []
+        if grouped.soft:
+            chunks = AS_MANY if AS_MANY in scores else uniform(len(grouped.soft[0]))
+            tiou, uniform_tiou = (scores[name][MEASURES[0]] for name in (GROUPS, chunks))
+            for i in spread(np.array(tiou), number):
+                key, columns = evaluation.data.keys[grouped.image[i]], [x.column for x in grouped.tokens[i]]
+                words = pieces(evaluation.model, grouped.texts[i], columns)
+                gold = [tuple(np.flatnonzero(phrase).tolist()) for phrase in grouped.gold[i]]
+                one = TokenGroups(key, words, grouped.soft[i], gold, tiou[i], uniform_tiou[i])
+                cases.append(token_groups(one))
         order = f"Evenly spaced from the lowest tIoU to the highest. {TOKEN_RULES}"
-        cases = [token_groups(one) for one in self.examples(evaluation, number)]
         return [CaseList("Captions, lowest to highest tIoU", order, cases)]
 
     def sections(self, evaluation: Evaluation) -> list[Section]:
@@ -164,26 +168,6 @@ class PhrasesSuite(Suite[NoOptions]):
             return []  # rules and clusterings have no shares to show
         places = Section("Groups by position", hint(POSITION_RULES) + positions(by_position(soft)))
         return [places, *super().sections(evaluation)]
-
-    def examples(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[TokenGroups]:
-        """Captions evenly spaced by their tIoU. [] for a method without groups."""
-        grouped: Grouped = self.collected(evaluation.data)
-        if not grouped.soft:
-            return []
-        scores = evaluation.result.queries["scores"]
-        chunks = AS_MANY if AS_MANY in scores else uniform(len(grouped.soft[0]))
-        tiou, uniform_tiou = (scores[name][MEASURES[0]] for name in (GROUPS, chunks))
-        return [
-            TokenGroups(
-                evaluation.data.keys[grouped.image[i]],
-                pieces(evaluation.model, grouped.texts[i], [token.column for token in grouped.tokens[i]]),
-                grouped.soft[i],
-                [tuple(np.flatnonzero(phrase).tolist()) for phrase in grouped.gold[i]],
-                tiou[i],
-                uniform_tiou[i],
-            )
-            for i in spread(np.array(tiou), number)
-        ]
 
 
 def _scores(grouped: Grouped, number: int) -> Scores:
@@ -213,7 +197,7 @@ def _scores(grouped: Grouped, number: int) -> Scores:
 
 def _overlaps(labelled: Iterable[Labelled], gold: Sequence[np.ndarray]) -> dict[str, list[float]]:
     values = [overlap(one.labels, phrases, one.groups) for one, phrases in zip(labelled, gold, strict=True)]
-    return {name: list(column) for name, column in zip(MEASURES, zip(*values, strict=True), strict=True)}
+    return {name: [one[i] for one in values] for i, name in enumerate(MEASURES)}
 
 
 def _notes(grouped: Grouped) -> tuple[str, ...]:

@@ -17,17 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from grainline.config import Config
-from grainline.data.benchmarks.contests import (
-    FOIL_COCO,
-    OBJECT,
-    OTHER_DATA,
-    SCENES,
-    SUBJECT,
-    SUGARCREPE,
-    SVO_PROBES,
-    VALSE,
-    origins,
-)
+from grainline.data.benchmarks import contests
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
@@ -47,28 +37,28 @@ RULE = (
     " one; a tie is wrong, and the table counts them"
 )
 CARDS = {
-    SVO_PROBES: (
+    contests.SVO_PROBES: (
         "the sentence as it stands; the image that shows it against the one that does not; rows with"
         " exactly one true flag whose images are both there, pooled over rows. The notebook of its"
         " authors drops duplicates and judges by a threshold: other numbers."
     ),
-    FOIL_COCO: (
+    contests.FOIL_COCO: (
         "the foil against the caption of its id, both as they stand; their image of COCO; every foil of the"
         " file. Published pairwise numbers are of foilv1.0_test_2017.json, about 99,000 pairs."
     ),
-    VALSE: (
+    contests.VALSE: (
         "the caption against its foil, both as they stand; their image; items of which two of three people"
         " at least chose the caption, as its authors count them (their acc_r). A kind is one of their files."
     ),
-    SUGARCREPE: (
+    contests.SUGARCREPE: (
         "the caption against its negative caption, both as they stand; their image of COCO val2017; every"
         " item of the file. A kind is one of its files; all kinds is pooled over items, no mean of kinds."
     ),
-    SCENES: (
+    contests.SCENES: (
         "the caption against each of its foils; their drawn image; a foil is wrong in one thing, drawn so"
         " that its words do not betray it. There are no verbs: what comes closest is relation."
     ),
-    OTHER_DATA: "each foil of a record against the caption that it was made from; the image of the record",
+    contests.OTHER_DATA: "each foil of a record against the caption that it was made from; their image",
 }
 """The text, images and rows that are compared, of each benchmark."""
 
@@ -147,8 +137,12 @@ class ProbesSuite(Suite[ProbesOptions]):
             suffix = f", {name}" if len(names) > 1 else ""
             for one in (ALL, *sorted(set(kind[of_set].tolist()))):
                 out[one + suffix] = _share(runs, of_set if one == ALL else of_set & (kind == one), settings)
-        svo = benchmark == SVO_PROBES
-        thirds = [svo & (kind == SUBJECT), svo & (kind == OBJECT), benchmark == FOIL_COCO]
+        svo = benchmark == contests.SVO_PROBES
+        thirds = [
+            svo & (kind == contests.SUBJECT),
+            svo & (kind == contests.OBJECT),
+            benchmark == contests.FOIL_COCO,
+        ]
         if all(part.any() for part in thirds):
             out[NOUNS] = _mean(runs, thirds, settings)
         return out
@@ -192,7 +186,7 @@ class ProbeCollector(Collector):
     """Collects the comparisons of a source, and encodes their texts."""
 
     def __init__(self, source: Source, texts: Rows) -> None:
-        self._origins = origins(source)
+        self._origins = contests.origins(source)
         self._texts = texts
         self._strings: list[str] = []
         self._pairs: list[tuple[int, int, int, int]] = []  # image, other image, text, other text
@@ -222,7 +216,7 @@ class ProbeCollector(Collector):
             raise UserError(f"no probes in {data.path}; this suite needs {needed}")
         pairs, (kind, benchmark) = torch.tensor(self._pairs), zip(*self._names, strict=True)
         strings = tuple(self._strings)
-        texts = self._texts.of_no_image()
+        texts = self._texts.stacked()
         self.truncated = self._texts.cut
         return Probes(pairs[:, :2], pairs[:, 2:], texts, kind, benchmark, strings, skipped)
 

@@ -24,15 +24,7 @@ from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.statistics import replicates
-from grainline.evaluation.suite import (
-    MetricSamples,
-    NoOptions,
-    Outcomes,
-    Settings,
-    accuracy,
-    count_notes,
-    mean_metric,
-)
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, accuracy, count_notes, mean_metric
 from grainline.evaluation.suites.regions import (
     HEAT,
     Compared,
@@ -56,7 +48,7 @@ EMPTY = "regions have a mask without a pixel and were skipped"
 FIELDS = ("intersection", "union")  # pixels of a mask and the right one
 
 
-class ReferringSuite(ExpressionSuite[NoOptions]):
+class ReferringSuite(ExpressionSuite):
     """mIoU, cumulative IoU and the share of IoU above one half, of heat and of two fixed masks."""
 
     name = "referring"

@@ -59,9 +59,7 @@ class ExpressionSuite(RegionSuite[O]):
         super().check(model, source)
         if not model.method.has_layout:
             name = model.description.method
-            raise UserError(
-                f"the image tokens of {name} have no places in the image, so it has no heat there"
-            )
+            raise UserError(f"the image tokens of {name} have no places in the image, so it has no heat")
 
     def queries(self, data: Encodings) -> dict[str, Any]:
         """The fields of `Outcomes.queries` that name the expressions."""
@@ -83,10 +81,7 @@ def region_queries(
 
 
 class RegionCollector(Collector):
-    """Collects regions of images, and which images are equal. Abstract.
-
-    batch  texts, or pairs of image and text, in memory at once
-    """
+    """Collects regions of images, and which images are equal. batch: texts, or pairs, in memory at once"""
 
     def __init__(self, model: Model, batch: int) -> None:
         self.model, self.method, self.batch = model, model.method, batch

@@ -63,8 +63,14 @@ class RetrievalSuite(Suite[RetrievalOptions]):
         parts = []
         for fold in folds(self.fold_protocol, data.images, data.texts, data.path):
             images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
+            owners = images.image, texts.image[texts.image >= 0]
+            both = retrieval_ranks(scorer, images, texts, settings.memory)
             counts = {"images": len(images.image), "texts": len(texts.image)}
-            parts.append(counts | _outcomes(scorer, images, texts, settings.memory))
+            ranks = {
+                way: {"image": own.tolist(), "rank": one.rank.tolist(), "tied": one.tied.int().tolist()}
+                for way, own, one in zip(WAYS, owners, both, strict=True)
+            }
+            parts.append(counts | ranks)
         outcomes = Outcomes({"folds": parts}, protocol=self.fold_protocol)
         if not self.fold_protocol.startswith("coco"):
             return outcomes
@@ -153,15 +159,6 @@ def coco_split(keys: Sequence[str]) -> str:
     if all(re.search(r"(^|/)\d{12}(\.\w+)?$", key) for key in keys):
         return "coco-val2017"
     return "unknown: the names of the images are not those of COCO"
-
-
-def _outcomes(method: Scorer, images: Encoded, texts: Encoded, memory: int) -> dict[str, Any]:
-    """The outcome of the queries of one fold, both ways."""
-    owners = images.image, texts.image[texts.image >= 0]
-    return {
-        way: {"image": own.tolist(), "rank": one.rank.tolist(), "tied": one.tied.int().tolist()}
-        for way, own, one in zip(WAYS, owners, retrieval_ranks(method, images, texts, memory), strict=True)
-    }
 
 
 def _fold_metrics(

@@ -32,7 +32,7 @@ from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.examples import SENTENCES as MAX_ON_PAGE
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
 from grainline.evaluation.statistics import chance_recall, refuse_nan
-from grainline.evaluation.suite import MetricSamples, NoOptions, Outcomes, Settings, Suite, mean_metric
+from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_metric
 from grainline.methods.base import TextConditioned
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
@@ -64,7 +64,7 @@ class Likeness(NamedTuple):
     each: tuple[float, ...]  # [K] mean cosine of the feature of this text with all others; () if K < 2
 
 
-class TextConditionedSuite(Suite[NoOptions]):
+class TextConditionedSuite(Suite):
     """A suite for methods that pool images by texts."""
 
     captions = ("whole", "first")
@@ -75,10 +75,8 @@ class TextConditionedSuite(Suite[NoOptions]):
     def check(self, model: Model, source: Source) -> None:
         super().check(model, source)
         if not isinstance(model.method, TextConditioned):
-            raise UserError(
-                f"{model.description.method} gives no vector of an image as a text sees it; --suite"
-                f" {self.name} measures methods that do, such as beta_clip"
-            )
+            lacking = f"{model.description.method} gives no vector of an image as a text sees it"
+            raise UserError(f"{lacking}; --suite {self.name} measures methods that do, such as beta_clip")
 
 
 class SimilaritySuite(TextConditionedSuite):
@@ -94,9 +92,7 @@ class SimilaritySuite(TextConditionedSuite):
         """Raises UserError if no image has two texts, and for features that are not a number."""
         likeness: tuple[Likeness, ...] = self.collected(data)
         if not any(one.cosine for one in likeness):
-            raise UserError(
-                f"no caption of {data.path} has two texts; sentences and phrases are taken from captions"
-            )
+            raise UserError(f"no caption of {data.path} has two texts: sentences, or phrases in them")
         kinds: dict[str, dict[str, Any]] = {}
         for kind in KINDS:
             values = {i: one.cosine[kind] for i, one in enumerate(likeness) if kind in one.cosine}
@@ -184,11 +180,7 @@ class LikenessCollector(Collector):
 
 
 def texts_of_caption(caption: str) -> dict[str, list[str]]:
-    """Kind -> its texts, each once, in order; all of them begin with the caption.
-
-    >>> texts_of_caption("A dog runs. It is wet. A dog barks.")[ALL_TEXTS]
-    ['A dog runs. It is wet. A dog barks.', 'A dog runs.', 'It is wet.', 'A dog barks.', 'A dog']
-    """
+    """Kind -> its texts, each once, in order; all of them begin with the caption."""
     cfg = PhrasesConfig(max_phrases=MAX_PHRASES)
     parts = grains(caption, maxsize, cfg, Rules(), Random(0), splitter="rules", sampled=False)
     sentences = list(dict.fromkeys(parts.sentences))[:MAX_SENTENCES]

@@ -190,9 +190,7 @@ class NoiseCollector(SubtextCollector):
 def insert_noise(seed: int, key: str, texts: Sequence[str]) -> Insertion:
     """One sentence for an image, and for each of its subtexts a place: any with equal chance.
 
-    key  of the image
-
-    All of it depends on seed, key and subtext alone: not on the order of the images, nor on other texts.
+    All of it depends on seed, key of the image and subtext alone.
     """
     sentence = int(digest([seed, "sentence", key]), 16) % len(SENTENCES)
     pieces = [[piece.text for piece in sentences(text)] for text in texts]

@@ -38,11 +38,11 @@ NAMED_PAIRS = 5  # images that look the same, in a note
 
 
 class Named(NamedTuple):
-    """Data that a recipe names."""
+    """Data that the recipe of a run names."""
 
     path: str
     images: str | None  # folder of the images
-    run: str  # whose recipe it is
+    run: str
 
 
 class Training(NamedTuple):
@@ -102,9 +102,7 @@ class TransferSuite(RetrievalSuite):
 
 
 def training_of(model: str, paths: Sequence[str] = ()) -> Training:
-    """The data that the recipe of a run names, and the recipes of the runs before it.
-
-    paths  where the training data of the run lie, if not where its recipe says
+    """The data that the recipe of a run names (or `paths`), and the recipes of the runs before it.
 
     Raises UserError for a path that is no run, since nothing says what it was trained on.
     """
@@ -154,11 +152,7 @@ def overlap(training: Training, source: Source, size: int, progress: Progress | 
         _refuse_if(keys == test_keys, source, named, f"all {len(keys):,} keys are the same")
         train_keys |= keys
     total, done = len(source) + sum(map(len, opened)), count(1)
-
-    def step() -> None:
-        if progress is not None:
-            progress(next(done), total)
-
+    step = (lambda: None) if progress is None else lambda: progress(next(done), total)
     tested = list(_contents(source, step))
     by_content = {one.content for one in tested}
     trained = [one for part in opened for one in _contents(part, step)]

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from markupsafe import Markup
 from pydantic import Field
 from torch import Tensor
 
@@ -75,7 +74,6 @@ class Predictions(NamedTuple):
 
     rank: Tensor  # [N] int64, of the true class
     tied: Tensor  # [N] bool, another class has exactly the score of the true one
-    predicted: Tensor  # [N] int64, the true class at rank 1, else the best of the others
     true: Tensor  # [N] score of the true class
     false: Tensor  # [N] score of the best other class
     other: Tensor  # [N] int64, that class
@@ -105,23 +103,20 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         classes: ClassTexts = self.collected(data)
-        judged = judge(scorer, data.images, classes, settings.memory)
+        judged, label = judge(scorer, data.images, classes, settings.memory), classes.label.cpu()
         queries: dict[str, Any] = {
             "classes": list(classes.names),
-            "label": classes.label.tolist(),
+            "label": label.tolist(),
             "rank": judged.rank.tolist(),
             "tied": judged.tied.int().tolist(),
-            "predicted": judged.predicted.tolist(),
+            "predicted": torch.where(judged.rank == 1, label, judged.other).tolist(),
         }
         templates = list(classes.templates)
         counts = {"texts": len(templates) * len(classes.names)}
         return Outcomes(queries, _notes(scorer, queries), {"templates": templates}, counts)
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
-        """Accuracy at 1 and 5, and the mean of the accuracies of the classes. The bootstrap draws images.
-
-        With five classes or fewer accuracy at 5 is left out: it could not fail.
-        """
+        """Accuracy at 1, at 5 of more classes, and the mean over the classes; the bootstrap draws images."""
         label, classes = np.array(runs[0]["label"]), len(runs[0]["classes"])
         rank = np.array([run["rank"] for run in runs])  # [run, N]
         ties = int(np.sum([run["tied"] for run in runs]))
@@ -158,16 +153,20 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
 
     def sections(self, evaluation: Evaluation) -> list[Section]:
         note = f"The {ON_PAGE} most frequent mistakes at most; the JSON has the outcome of every image."
-        confused = Section("Classes: confusions", hint(note) + confusion_table(evaluation.result.queries))
-        return [*super().sections(evaluation), confused]
+        queries = evaluation.result.queries
+        number = Counter(queries["classes"][i] for i in queries["label"])
+        cells = [
+            (true, other, f"{images:,} of {number[true]:,}", f"{100 * images / number[true]:.1f} %")
+            for true, other, images in confusions(queries)
+        ]
+        caption = "True class, the class it was taken for, and how often"
+        table = Table(caption, ("True class", "Taken for", "Images", "Of its class"), cells, words=(1,))
+        part = table_html(table) if cells else hint("No image was taken for another class.")
+        return [*super().sections(evaluation), Section("Classes: confusions", hint(note) + part)]
 
 
 class PromptCollector(Collector):
-    """Encodes the prompts of all classes once the labels of the images are known.
-
-    classes  label -> name of all classes (`read_classes`); None takes the labels of the images
-    batch    prompts that the model sees at once, or those of one class where they are more
-    """
+    """Encodes the prompts of all classes (`number_classes`) once the labels of the images are known."""
 
     def __init__(
         self, model: Model, templates: Sequence[str], classes: Mapping[str, str] | None, batch: int
@@ -192,14 +191,11 @@ class PromptCollector(Collector):
 
 @torch.no_grad()
 def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> Predictions:
-    """Rank the classes for every image, in blocks of images that stay within `memory` bytes.
-
-    Raises UserError for NaN scores and a memory limit too small for one image.
-    """
+    """The ranks of classes for every image, in blocks that stay within `memory` bytes. Raises UserError."""
     prompts, needed = len(classes.templates) if method.pairwise else 1, ENTRY * len(classes.texts.vector)
     if memory < needed:
         raise UserError(
-            f"a memory limit of {memory} bytes is too small: one image and all classes need {needed}"
+            f"a memory limit of {memory} bytes is too small: an image and all classes need {needed}"
         )
     parts, step = [], memory // needed
     for start in range(0, len(images.vector), step):
@@ -209,8 +205,7 @@ def judge(method: Scorer, images: Encoded, classes: ClassTexts, memory: int) -> 
         label = classes.label[block].to(score.device)[:, None]
         place = ranks(score, torch.zeros_like(score).bool().scatter(1, label, True))
         false, other = score.scatter(1, label, -torch.inf).max(1)
-        predicted = torch.where(place.rank == 1, label[:, 0], other)
-        parts.append((*place, predicted, score.gather(1, label)[:, 0], false, other))
+        parts.append((*place, score.gather(1, label)[:, 0], false, other))
     return Predictions(*(torch.cat(fields).cpu() for fields in zip(*parts, strict=True)))
 
 
@@ -238,9 +233,7 @@ def read_templates(path: str) -> tuple[str, ...]:
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
         if line.count(HOLE) != 1:
-            raise UserError(
-                f"template {number} of {path} is {line!r}; each needs {HOLE} once, where the class stands"
-            )
+            raise UserError(f"template {number} of {path} is {line!r}; each needs {HOLE} once, for the class")
     _refuse_twice(lines, f"template of {path}")
     return tuple(lines)
 
@@ -263,9 +256,6 @@ def number_classes(
 
     Raises UserError for a label that is not listed, fewer than two classes, and names that only differ in
     capitals: a tokenizer reads them as one.
-
-    >>> number_classes(["n02", "n02"], {"n01": "tench", "n02": "goldfish"}, "x")
-    (('tench', 'goldfish'), [1, 1])
     """
     keys = [spelt(label) for label in labels]
     known = dict(listed) if listed is not None else {key: key for key in sorted(set(keys))}
@@ -315,18 +305,3 @@ def _notes(method: Scorer, queries: Mapping[str, Any]) -> tuple[str, ...]:
     if worst:
         notes.append(f"most often confused: {', '.join(worst[:IN_NOTE])}")
     return tuple(notes)
-
-
-def confusion_table(queries: Mapping[str, Any]) -> Markup:
-    """The most frequent mistakes, each with its share of the images of the true class."""
-    mistakes = confusions(queries)
-    if not mistakes:
-        return hint("No image was taken for another class.")
-    number = Counter(queries["classes"][i] for i in queries["label"])
-    cells = [
-        (true, other, f"{images:,} of {number[true]:,}", f"{100 * images / number[true]:.1f} %")
-        for true, other, images in mistakes
-    ]
-    head = ("True class", "Taken for", "Images", "Of its class")
-    caption = "True class, the class it was taken for, and how often"
-    return table_html(Table(caption, head, cells, words=(1,)))
