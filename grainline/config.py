@@ -218,10 +218,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_whole(
-    path: Path,
-    find: Callable[[str], Path],
-    typed: list[Any] | None = None,
-    above: tuple[Path, ...] = (),
+    path: Path, find: Callable[[str], Path], typed: list[Any] | None = None, above: tuple[Path, ...] = ()
 ) -> dict[str, Any]:
     """The fields of a recipe over those of its `base`, a path relative to the file or a name.
 

@@ -46,12 +46,9 @@ def save(
 
 
 def push(folder_of: Any, name: str, *, private: bool, token: str | None, message: str) -> str:
-    """Upload a model to the hub and return the address of the commit.
+    """Upload a model to the hub as owner/model: the address of the commit. UserError with the hub's reason.
 
     folder_of  writes the model into the folder that it is called with
-    name       owner/model
-
-    Raises UserError with the hub's reason where it refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
@@ -138,10 +135,7 @@ def training_facts(run: Path) -> dict[str, str]:
 
 
 def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
-    """The data and the metrics of a result, from a JSON file of `grainline evaluate`.
-
-    fingerprint  of the model that was measured, or UserError
-    """
+    """The data and the metrics of a JSON file of `grainline evaluate`. UserError for one of another model."""
     try:
         values = json.loads(read_plain(path))
         model, other = values["settings"]["model"], values["settings"].get("fingerprint")

@@ -93,9 +93,7 @@ def _load_others(
     kind = checkpoint.architecture["kind"]
     if kind_of(checkpoint.architecture).space(checkpoint.architecture) is None:
         side = "image" if checkpoint.image is None else "text"
-        raise UserError(
-            f"{name} ({kind}) has no {side} side, so it cannot score; train a recipe that begins with it"
-        )
+        raise UserError(f"{name} ({kind}) has no {side} side, so it cannot score; train a recipe with it")
     method = checkpoint.published.method or ("clip" if kind == "groupvit" else kind)  # cosines too
     start_point = start(Description(method, method_config(method, settings, str(name))), checkpoint)
     description = with_patches(scored(start_point.description, scoring), patches)

@@ -186,8 +186,8 @@ class Model:
 
         a, b  `Encoded` rows, as `encode` returns them; of methods of one vector also bare floats
 
-        Images against texts get the method's own score, which for many methods is no cosine. Two sides of
-        images, or of texts, get the cosine of their vectors.
+        Images against texts get the method's own score. Two sides of images, or of texts, get the cosine of
+        their vectors.
         """
         bare = not (isinstance(a, Encoded) and isinstance(b, Encoded))
         if bare and self.method.pairwise:
@@ -327,9 +327,7 @@ class Model:
 
         name     owner/model; the repository is made if it is not there
         private  make a new repository a private one
-        licence  for the card, as the hub has it: apache-2.0
-        results  for the card: files of `grainline evaluate --json`
-        message  of the commit
+        licence, results  for the card, as in `save`
 
         `grainline.from_pretrained(name)` reads it back. Raises UserError with the hub's reason.
         """

@@ -54,44 +54,6 @@ def test_it_is_the_attention_of_torch_with_a_zero_key_and_value_behind_three_nor
     assert not torch.allclose(every.vector[1], found.vector[1])
 
 
-def test_it_is_its_formula_one_text_and_one_head_at_a_time(pool: ConditionedPool) -> None:
-    texts, segments, mask = drawn()
-    found = pool(texts, segments, mask)
-    d = WIDTH // pool.heads
-    for n in range(4):
-        for k in range(5):
-            parts, weights = [], []
-            for h in range(pool.heads):
-                here = slice(h * d, (h + 1) * d)
-                q = pool.to_query(pool.norm_query(texts[n, k]))[here]
-                up, u = [], []
-                for i in range(7):
-                    if mask[n, i]:
-                        up.append((q @ pool.to_key(pool.norm_key(segments[n, i]))[here] / d**0.5).exp())
-                        u.append(pool.to_value(pool.norm_value(segments[n, i]))[here])
-                below = 1 + sum(up)
-                parts.append(sum((a / below * x for a, x in zip(up, u, strict=True)), torch.zeros(d)))
-                weights.append(1 / below)
-            torch.testing.assert_close(found.vector[n, k], pool.to_out(torch.cat(parts).double()))
-            empty = torch.as_tensor(sum(weights) / pool.heads).double()
-            torch.testing.assert_close(found.weight[n, k, -1], empty)
-
-
-def test_weights_sum_to_one_and_masked_segments_have_none_of_it(pool: ConditionedPool) -> None:
-    texts, segments, mask = drawn()
-    weight = pool(texts, segments, mask).weight
-    assert weight.shape == (4, 5, 8)
-    torch.testing.assert_close(weight.sum(-1), torch.ones(4, 5).double())
-    assert not weight[..., :-1][~mask[:, None].expand(-1, 5, -1)].any()
-
-
-def test_nothing_of_a_masked_segment_is_read(pool: ConditionedPool) -> None:
-    texts, segments, mask = drawn()
-    other = segments.masked_fill(~mask[..., None], 100.0)
-    for a, b in zip(pool(texts, segments, mask), pool(texts, other, mask), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_a_image_without_segments_gives_the_bias_and_an_empty_slot_of_one(pool: ConditionedPool) -> None:
     texts, segments, mask = drawn()
     segments.requires_grad_()
@@ -101,14 +63,6 @@ def test_a_image_without_segments_gives_the_bias_and_an_empty_slot_of_one(pool: 
     (by_segments,) = torch.autograd.grad(found.vector.sum(), segments)
     assert not by_segments[3].any()
     assert by_segments.isfinite().all()
-
-
-def test_the_order_of_segments_does_not_matter(pool: ConditionedPool) -> None:
-    texts, segments, mask = drawn()
-    order = torch.randperm(7)
-    found, turned = pool(texts, segments, mask), pool(texts, segments[:, order], mask[:, order])
-    torch.testing.assert_close(found.vector, turned.vector)
-    torch.testing.assert_close(found.weight[..., order], turned.weight[..., :-1])
 
 
 def test_projected_images_serve_any_texts_and_texts_of_one_row_attend_to_all(pool: ConditionedPool) -> None:

@@ -132,10 +132,7 @@ UNKNOWN = {
     "no encoder": (outer(image=nn.Linear(2, 2)), "layer_decay works on encoders that name their layers"),
     "no layers": (outer(image=Known(0)), "needs one list of layers in the encoder image, which has 0"),
     "two lists": (outer(image=Known(2)), "needs one list of layers in the encoder image, which has 2"),
-    "a part without a place": (
-        outer(image=Known(odd=True)),
-        "whether 'stemless.weight' is before or after",
-    ),
+    "a part without a place": (outer(image=Known(odd=True)), "whether 'stemless.weight' is before or after"),
     "layers in no encoder": (
         outer(image=Known(), text=nn.ModuleList([nn.Linear(2, 2)])),
         "finds the layers text outside the encoders",

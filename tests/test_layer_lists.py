@@ -30,5 +30,5 @@ def test_a_network_whose_weights_are_buffers_has_no_layers() -> None:
 def test_models_of_the_library_have_one_list_a_side_and_stages_count_as_layers(
     kind: str, depths: list[int]
 ) -> None:
-    found = layer_lists(getattr(checkpoints, kind)())
+    found = layer_lists(checkpoints.FAMILIES[kind]())
     assert [len(layers) for layers in found.values()] == depths, list(found)

@@ -15,17 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import (
-    END,
-    JSON_FORMS,
-    LongCLIP,
-    OpenAI,
-    images,
-    read_damaged,
-    save_state,
-    shaken,
-    texts,
-)
+from checkpoints import JSON_FORMS, LongCLIP, OpenAI, close, images, read_damaged, save_state, shaken, texts
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,18 +29,9 @@ from grainline.nn.positions import stretch_keep
 MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
 @torch.no_grad()
 def same(found: Pretrained, model: Any, pad: int = 0) -> None:
     """Vectors of both sides before they are made unit vectors, and the scale."""
-    assert found.image is not None
-    assert found.text is not None
-    assert found.image_projection is not None
-    assert found.text_projection is not None
-    assert found.scale is not None
     pixels = images(16)
     x = (pixels / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(SPREAD).view(3, 1, 1)
     close(found.image(pixels).pooled @ found.image_projection.T, model.encode_image(x))
@@ -73,18 +54,12 @@ def file(model: Any, tmp_path: Path) -> Path:
 def test_a_state_dict_is_the_model_it_came_from(file: Path, model: Any) -> None:
     found = load_pretrained(file)
     same(found, model)
-    assert found.image is not None
-    assert found.text is not None
     assert (found.image.width, found.image.size, found.image.grid) == (128, 16, (4, 4))
     assert (found.text.width, found.text.context, found.text.vocab) == (64, 30, 300)
     assert (found.tokenizer, found.left_out) == (None, ())
     config = found.architecture["config"]
     assert [config[side]["num_attention_heads"] for side in ("vision_config", "text_config")] == [2, 1]
     assert [config[side]["num_hidden_layers"] for side in ("vision_config", "text_config")] == [2, 3]
-
-
-def test_the_end_is_the_highest_id_whatever_pads_behind_it(file: Path, model: Any) -> None:
-    same(load_pretrained(file), model, pad=END)
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -124,7 +99,6 @@ def test_long_clip_has_two_tables_of_positions_and_quick_gelu(form: Any, tmp_pat
     torch.save(form(model.state_dict()), tmp_path / "longclip.pt")
     found = load_pretrained(tmp_path / "longclip.pt")
     same(found, model)
-    assert found.text is not None
     assert torch.equal(found.text.model.embeddings.position_embedding.weight, model.positions())
 
 
@@ -192,7 +166,6 @@ def test_the_forms_in_which_such_state_dicts_lie_around_are_read(
     torch.save(form(model.state_dict()), tmp_path / "x.pt")
     found = load_pretrained(tmp_path / "x.pt", quick_gelu=True)
     same(found, model)
-    assert found.image is not None
     assert {p.dtype for p in found.image.parameters()} == {torch.float32}
 
 
@@ -208,10 +181,7 @@ def test_what_is_chosen_or_not_known_among_wrappers_is_said(
     loop: dict[str, Any] = {"epoch": 1}
     loop["state_dict"] = loop
     for content, message in (
-        (
-            {f"net.{name}": x for name, x in state.items()},
-            "but net.ln_final.bias, net.ln_final.weight;",
-        ),
+        ({f"net.{name}": x for name, x in state.items()}, "but net.ln_final.bias, net.ln_final.weight;"),
         ({"net": state, "epoch": 1}, r"but net, epoch; tensors may stand under one of state_dict, "),
         ({"model": state, "state_dict": state, "epoch": 1}, "but model, state_dict, epoch"),
         (loop, "but epoch, state_dict"),
@@ -296,7 +266,6 @@ def test_patches_may_leave_a_rest_at_the_edge_of_an_image(model: Any, tmp_path: 
     body = {"vision_cfg": {"image_size": 18}, "text_cfg": {"heads": 1}, "quick_gelu": True}
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": body}))
     image = load_pretrained(tmp_path).image
-    assert image is not None
     assert (image.size, image.grid) == (18, (4, 4))
 
 
@@ -339,20 +308,6 @@ def test_what_is_missing_unknown_or_misshapen_is_one_line(
     with pytest.raises(UserError, match=message) as caught:
         load_pretrained(file)
     assert "\n" not in str(caught.value)
-
-
-def test_files_that_are_cut_or_hold_something_else_are_one_line(model: Any, tmp_path: Path) -> None:
-    torch.save(model.state_dict(), tmp_path / "x.pt")
-    whole = (tmp_path / "x.pt").read_bytes()
-    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "text.pt").write_text("hello")
-    (tmp_path / "text.safetensors").write_text("hello")
-    torch.save([1, 2], tmp_path / "list.pt")
-    torch.save(model, tmp_path / "module.pt")
-    for name in ("cut.pt", "text.pt", "text.safetensors", "list.pt", "module.pt"):
-        with pytest.raises(UserError, match=r"cannot read tensors|holds no state dict") as caught:
-            load_pretrained(tmp_path / name)
-        assert "\n" not in str(caught.value)
 
 
 # TorchScript archives
@@ -509,7 +464,6 @@ def test_a_clip_of_openai_goes_to_a_hugging_face_folder_where_the_library_finds_
 @torch.no_grad()
 def test_parity_sees_a_tower_that_moved(file: Path) -> None:
     found = load_pretrained(file)
-    assert found.image is not None
     found.image.model.post_layernorm.bias += torch.randn(128)
     moved = parity(found, file)
     assert moved.image > 1e-3

@@ -54,10 +54,7 @@ class ImageEncoder(LibraryEncoder, PixelEncoder):
         self.grid: tuple[int, int] | None = (side, side) if grid == "patches" else grid
 
     def keep_values(self) -> None:
-        """Let a patch take up nothing of the others in the last layer; the class token stays as it is.
-
-        UserError where the summary may read the patches.
-        """
+        """Let a patch take up nothing of the others in the last layer; the class token stays as it is."""
         raise UserError(f"model.image.patches: values need the image side of a CLIP, not of {self.kind}")
 
     def forward(self, pixels: Tensor) -> ImageTokens:
@@ -135,10 +132,7 @@ class TextEncoder(LibraryEncoder, Grouping):
 
 
 class FixedNorm(nn.BatchNorm2d):
-    """A batch norm with the statistics of the checkpoint, also where it learns.
-
-    Those of a batch would depend on how it is cut into chunks and processes.
-    """
+    """A batch norm with the statistics of the checkpoint, not those of a batch, which may come in chunks."""
 
     def train(self, mode: bool = True) -> "FixedNorm":  # noqa: ARG002
         return super().train(False)
@@ -148,15 +142,11 @@ class FixedNorm(nn.BatchNorm2d):
 # layers and paths are replaced. Dropout of attention weights is no layer: the library passes its share
 # to a function of attention, and lets others register one.
 
-
 ATTENTION = "grainline"  # our function of attention in the library's registry
 
 
 def draw_by_rows(model: Any) -> None:
-    """Let a model of the library draw its noise by rows and attend by `attention`, in place.
-
-    Its weights keep their names. GroupViT has attention of its own, which is left alone.
-    """
+    """Let a model of the library draw its noise by rows and attend by `attention`, in place; not GroupViT."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child).__name__.endswith("DropPath"):

@@ -5,7 +5,6 @@ deduced from the shapes; heads are 64 wide except in a few large models.
 """
 
 import math
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -106,7 +105,7 @@ class Clip(TwoSided):
         state = _tidy(stored.tensors)
         if "logit_bias" in state:
             raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of it")
-        where, pixels, model, image, text = open_clip_settings(file, settings, _PLAIN)
+        where, pixels, model, image, text = open_clip_settings(file, settings)
         quick = options.quick_gelu
         if quick is None:
             quick = bool(model.get("quick_gelu")) if settings else _is_quick(file, stored)
@@ -208,12 +207,10 @@ def _deduced(
     """
     absent = [name for name in _TABLES if name not in state or state[name].ndim < 2 or not len(state[name])]
     if absent and any(name.startswith(("vision_model.", "text_model.")) for name in state):
-        raise UserError(
-            f"{file} has the names of a Hugging Face model, whose config.json is needed: give its folder"
-        )
+        raise UserError(f"{file} has the names of a Hugging Face model, whose config.json is needed too")
     if absent:
         wrong = f"no {absent[0]} in it, but {', '.join(sorted(state)[:2]) or 'nothing'}"
-        allowed = "OpenAI, open_clip (no ResNets, no EVA), Long-CLIP, FLAIR, beta-CLIP and LAPS"
+        allowed = "OpenAI, open_clip (no ResNets, no towers of timm), Long-CLIP, FLAIR, beta-CLIP and LAPS"
         raise UserError(f"{file} is no CLIP with a plain vision transformer: {wrong}; allowed are {allowed}")
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
@@ -237,39 +234,29 @@ def size_of(side: int, patch: int, settings: Mapping[str, Any]) -> int:
     return next((size for size in sizes if settings.get("image_size") in (size, [size, size])), sizes[0])
 
 
-def tower(
-    file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int, first: str = "c_fc"
-) -> dict[str, Any]:
-    """Depth, heads and the width of the MLP of one of the two transformers; `first` layer of this MLP."""
+def tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int) -> dict[str, Any]:
+    """Depth, heads and the width of the MLP of one of the two transformers."""
     blocks = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
-    if f"0.mlp.{first}.bias" not in blocks:
-        raise UserError(f"{file} has no {prefix}0.mlp.{first}.bias, so no transformer that could be read")
+    if "0.mlp.c_fc.bias" not in blocks:
+        raise UserError(f"{file} has no {prefix}0.mlp.c_fc.bias, so no transformer that could be read")
     if not heads or width % heads:
         raise UserError(f"heads of width {width} in {file} are unknown; known are CLIPs with heads of 64")
     return {
         "hidden_size": width,
         "num_hidden_layers": len({name.split(".")[0] for name in blocks}),
         "num_attention_heads": heads,
-        "intermediate_size": len(blocks[f"0.mlp.{first}.bias"]),
+        "intermediate_size": len(blocks["0.mlp.c_fc.bias"]),
     }
 
 
-_PLAIN: dict[str, dict[str, Any]] = {  # settings of a plain CLIP that no tensor shows
-    "vision_cfg": {"head_width": 64, "pool_type": "tok", "pos_embed_type": "learnable"},
-    "text_cfg": {"heads": 8, "pool_type": "argmax", "proj_type": "linear", "tokenizer_kwargs": {}},
-}
-
-
-def from_open_clip_names(
-    state: Mapping[str, Tensor], names: Names = NAMES, parts: Names = IN_BLOCKS
-) -> dict[str, Tensor]:
-    """A state dict of OpenAI, open_clip or timm by the names of transformers, queries, keys, values split."""
+def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict of OpenAI or open_clip by the names of transformers, queries, keys and values split."""
     out: dict[str, Tensor] = {}
     for name, x in state.items():
-        ours = renamed(name, names, parts)
-        if joint := re.fullmatch(r"(.*\.)(?:qkv\.|in_proj_)(weight|bias)", ours):
+        ours = renamed(name, NAMES, IN_BLOCKS)
+        if ".in_proj_" in ours:
             for letter, part in zip("qkv", x.chunk(3), strict=True):
-                out[f"{joint[1]}{letter}_proj.{joint[2]}"] = part
+                out[ours.replace("in_proj_", f"{letter}_proj.")] = part
         else:
             out[ours] = x.T if name in ("visual.proj", "text_projection") else x
     return out
@@ -356,10 +343,6 @@ class GroupViT(TwoSided):
 
 
 def _two_layers(head: Any) -> nn.Sequential:
-    """A head (linear, batch norm, ReLU, linear) with its batch norm as part of the first layer.
-
-    The statistics of the norm stay those of the checkpoint where the head learns: those of a batch would
-    depend on how the batch is cut into chunks and processes.
-    """
+    """A head (linear, batch norm, ReLU, linear) with its batch norm, which stays, in the first layer."""
     first, norm, relu, last = head.eval()
     return nn.Sequential(fuse_linear_bn_eval(first, norm), relu, last)

@@ -112,9 +112,7 @@ class Vision(LibraryKind):
         least = config.get("window_size", 0) * config.get("patch_size", 1)
         least <<= len(config.get("depths", [0])) - 1
         if size < least:
-            raise UserError(
-                f"size {size} is below a window of the last stage; this Swin needs {least} at least"
-            )
+            raise UserError(f"size {size} is below a window of the last stage, which needs {least} at least")
 
     def fit(self, source: Source, options: Options) -> Source:
         config = source.architecture["config"]
@@ -156,9 +154,7 @@ PIECE = 4  # images that pass the network together on a CPU: what they become fi
 
 
 def conv_norm(x: Tensor, conv: nn.Conv2d, norm: FixedNorm) -> Tensor:
-    """A convolution and the norm behind it as one convolution.
-
-    x [N, C, H, W] -> [N, D, ceil(H / stride), ceil(W / stride)]
+    """Convolution and norm as one: x [N, C, H, W] -> [N, D, ceil(H / stride), ceil(W / stride)]
 
     "same" of TensorFlow pads for that size, and an odd pixel stands on the right or below.
     """

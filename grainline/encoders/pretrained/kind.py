@@ -63,9 +63,7 @@ class PretrainedTextConfig(PretrainedConfig):
     @model_validator(mode="after")
     def _some_learn(self) -> "PretrainedTextConfig":
         if self.context is not None and self.frozen_positions >= self.context:
-            raise ValueError(
-                f"frozen_positions {self.frozen_positions} is not less than context {self.context}"
-            )
+            raise ValueError(f"frozen_positions {self.frozen_positions}: context is {self.context}, not more")
         return self
 
 
@@ -146,10 +144,7 @@ class Kind(ABC):
         raise UserError(f"{folder} has a config.json, and {self.name} is read from a file")
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
-        """A file of weights with the tensors of this kind, which are floats here.
-
-        settings  those of open_clip's config, where the file was found in its folder; else empty
-        """
+        """A file of weights with the tensors of this kind. settings: those of open_clip's config beside it"""
         raise UserError(f"{file} has the weights of {self.name} without its config.json: give its folder")
 
     @abstractmethod
@@ -207,9 +202,7 @@ def longer(table: Tensor, options: Options) -> Tensor:
     if context < 3:
         raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
     if options.stretch == "keep" and learnt < context and learnt <= KEEP:
-        raise UserError(
-            f"the first {KEEP} of {learnt} positions of texts would stay; choose stretch='linear'"
-        )
+        raise UserError(f"the first {KEEP} of {learnt} positions would stay; choose stretch='linear'")
     return to_context(table, context, options.stretch)
 
 

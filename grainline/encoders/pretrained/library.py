@@ -68,10 +68,9 @@ class LibraryKind(Kind):
         return weights_of(folder), []
 
     def filled(self, place: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Weights:
-        """The weights by the names of the installed library, strictly, and what was left out.
+        """The weights of a folder or file by the names of the installed library, and what was left out.
 
-        place    a folder of the library, or another file
-        tensors  weights by the names of any version of the library
+        tensors  weights by the names of any version of the library; UserError unless they fit
         """
         config_class, kind = self.classes()
         # A head may have a norm of the same name as the model inside it.
@@ -176,7 +175,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    """The settings of the image processor; the library too reads the second file where the first has none."""
+    """The settings of the image processor, from the first of the two files that has them, as the library."""
     nested: dict[str, Any] | None = read_settings(folder / "processor_config.json").get("image_processor")
     return read_settings(folder / "preprocessor_config.json") if nested is None else nested
 

@@ -44,7 +44,7 @@ class PooledClip(Clip):
             own = name.startswith((self.pool, "logit_"))
             if own and ".in_proj_" in name:
                 three, last = x.chunk(3), name.rpartition("_")[2]
-                names = (f"pool.to_{to}.{last}" for to in ("query", "key", "value"))
+                names = (f"pool.to_{part}.{last}" for part in ("query", "key", "value"))
                 parts |= dict(zip(names, three, strict=True))
             elif own:
                 parts[renamed(name, self.own)] = x if x.ndim else x.reshape(1)
@@ -107,11 +107,7 @@ def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class FgClip(Clip):
-    """FG-CLIP: texts of up to 77 tokens by CLIP's own positions, and longer ones by a second set.
-
-    The caller of the authors' code chooses. Here a context of up to that of the first set takes the first,
-    and any other the second, which is for texts of all lengths.
-    """
+    """FG-CLIP: a context of up to 77 tokens takes CLIP's own positions, any other a second set."""
 
     model_type = "clip"
 
@@ -141,18 +137,15 @@ class FgClip(Clip):
 
 HEADS = 12  # of the ViT-base and the BERT-base that LAPS builds; no file says it
 _LAPS = {
-    "image": "img_enc.visual_encoder.",
-    "text": "txt_enc.bert.",
-    "to_image": "img_enc.vision_proj.",
-    "to_text": "txt_enc.fc.",
-    "slots": "cross_net.aggr_net.",
-}
+    "image": "img_enc.visual_encoder.", "text": "txt_enc.bert.",
+    "to_image": "img_enc.vision_proj.", "to_text": "txt_enc.fc.", "slots": "cross_net.aggr_net.",
+}  # fmt: skip
 
 
 class Laps(Kind):
     """LAPS: encoders of the library side by side, each with a linear layer of its own into one space.
 
-    SEPS builds on that code, and copies of its code write the same layout: its captions are scored alone.
+    Copies of the code of SEPS write the same layout.
     """
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
