@@ -58,11 +58,8 @@ def escape_controls(text: str) -> str:
     >>> escape_controls("a\\nb \\x1b[2J \\udcff dog")
     'a\\\\nb \\\\x1b[2J \\\\udcff dog'
     """
-    return "".join(c.encode("unicode_escape").decode() if _acts(c) else c for c in text)
-
-
-def _acts(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in TURNING
+    acts = {c for c in {*text} if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in TURNING}
+    return "".join(c.encode("unicode_escape").decode() if c in acts else c for c in text)
 
 
 def suggestion(name: str, allowed: Iterable[str]) -> str:

@@ -121,7 +121,7 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
         return None
     if home is None:
         wrong = f"no model.json of `grainline train`, no {' or '.join(SETTINGS)}, and no lone file of weights"
-        raise UserError(f"{place} holds no model: {wrong}")
+        raise UserError(f"{place} holds {wrong}")
     steps = {step.with_name(original_name(step)) for step in home.glob("checkpoints/*step-*")}
     steps = {step for step in steps if step.name.startswith("step-")}  # without unfinished ones
     candidates = map(existing_folder, (place, home / "last", *sorted(steps, reverse=True)))

@@ -29,7 +29,7 @@ from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.transforms import Box, EvalTransform
 from grainline.errors import UserError, checked, path_of
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.methods.base import Method
 from grainline.methods.heat import heat_of, heat_overlay, mask_of, over_image, read_area, token_heat
 from grainline.nn.quantization import Precision, quantize
@@ -327,7 +327,9 @@ class Model:
 
         name     owner/model; the repository is made if it is not there
         private  make a new repository a private one
-        licence, results  for the card, as in `save`
+        licence  for the card, as the hub has it: apache-2.0
+        results  for the card: files of `grainline evaluate --json`
+        message  of the commit
 
         `grainline.from_pretrained(name)` reads it back. Raises UserError with the hub's reason.
         """

@@ -310,7 +310,7 @@ FAULTS = [
           "test_checkpoint.py::test_a_corrupt_checkpoint_is_named_and_the_last_good_one_offered",
           "a changed file of a checkpoint counts as whole",
           "if name not in by_size and _fingerprint(folder / name) != expected:", "if False:"),
-    Fault("fingerprint.py image_fingerprint",
+    Fault("hub.py image_fingerprint",
           "test_features.py::test_a_fingerprint_is_that_of_the_image_side_alone",
           "the text side is in the fingerprint of the image side", 'sides_of(side.architecture)["image"]',
           'side.architecture["config"]'),

@@ -23,7 +23,7 @@ from grainline.errors import UserError
 from grainline.export import onnx
 from grainline.export.onnx import OUTPUTS, ImageTower, Outputs, Parity, differences, export, session
 from grainline.files import write_tensors
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.loading import load
 from grainline.methods import method_class
 from grainline.model import Model

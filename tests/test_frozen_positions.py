@@ -17,7 +17,7 @@ from grainline.encoders.pretrained import build_pretrained
 from grainline.encoders.pretrained.adapters import TextEncoder
 from grainline.encoders.pretrained.convert import joined
 from grainline.errors import UserError
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.methods.clip import CLIPConfig
 from grainline.model import Model
 from grainline.nn.positions import KEEP, PartlyFrozen, to_context

@@ -20,7 +20,7 @@ from grainline.build import shared_config
 from grainline.data.decode import as_png
 from grainline.data.descriptions import Described
 from grainline.errors import UserError
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.nn.quantization import quantize

@@ -22,7 +22,7 @@ from grainline.data.texts import TextsConfig
 from grainline.data.transforms import EvalTransform, SameTransform, TrainTransform
 from grainline.errors import UserError
 from grainline.files import read_sealed, sealed_json
-from grainline.fingerprint import fingerprint, image_fingerprint
+from grainline.hub import fingerprint, image_fingerprint
 from grainline.nn.superpixels import kmeans, neighbour_of, square_grid
 
 SCENES = "scenes:dev?count=5"
@@ -148,7 +148,7 @@ def test_what_was_made_of_superpixels_in_pieces_is_not_mixed_with_those_in_one(
         return [[fingerprint(m), image_fingerprint(*side)] for m, side in zip(models, sides, strict=True)]
 
     one_piece, grid = prints()
-    monkeypatch.setattr("grainline.fingerprint._with_version", lambda side: side)  # as it was before
+    monkeypatch.setattr("grainline.hub._with_version", lambda side: side)  # as it was before
     pieces, same = prints()
     assert grid == same
     assert not set(pieces) & set(one_piece)

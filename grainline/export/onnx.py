@@ -26,7 +26,7 @@ from grainline.data.scenes.source import Scenes
 from grainline.encoders.cast import CastConfig
 from grainline.errors import UserError, path_of
 from grainline.files import replacing, sync, write_text
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.nn.runtime import static

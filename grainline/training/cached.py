@@ -18,7 +18,7 @@ from grainline.data.record import Source
 from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainTransform
 from grainline.distributed import rank, world_size
 from grainline.errors import UserError
-from grainline.fingerprint import image_fingerprint, text_fingerprint
+from grainline.hub import image_fingerprint, text_fingerprint
 from grainline.loading import load
 from grainline.methods.base import Method
 from grainline.model import Model

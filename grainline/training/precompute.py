@@ -17,7 +17,7 @@ from grainline.data.open_source import open_sources
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.errors import UserError
-from grainline.fingerprint import image_fingerprint
+from grainline.hub import image_fingerprint
 from grainline.loading import default_device, find_run, load
 from grainline.methods.base import Method
 from grainline.training.recipe import read_recipe

@@ -134,16 +134,18 @@ def _read(name: str | Path, options: Options) -> Source:
         if HUB_FILE.fullmatch(str(name)) is None:
             raise UserError(f"no file or folder {name}, and it is no name of the hub; give one of the three")
         place = download(str(name))
-    if any((place / name).is_file() for name in ("config.json", "modules.json")):
-        return _named_by(place).read(place, options)
-    if place.is_dir():
-        place, settings = _in_folder(place)
-    stored = read_tensors(place)
-    check_numbers({name: x for name, x in stored.tensors.items() if name not in NUMBERS}, place)
-    floats = {name: x.float() for name, x in stored.tensors.items() if x.is_floating_point()}
-    stored = stored._replace(tensors=stored.tensors | floats)
-    kind = next((one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip")
-    with readable(place):  # tensors of another form stop the deduction anywhere
+    with readable(place):  # settings and tensors of another form stop the reading anywhere
+        if any((place / name).is_file() for name in ("config.json", "modules.json")):
+            return _named_by(place).read(place, options)
+        if place.is_dir():
+            place, settings = _in_folder(place)
+        stored = read_tensors(place)
+        check_numbers({name: x for name, x in stored.tensors.items() if name not in NUMBERS}, place)
+        floats = {name: x.float() for name, x in stored.tensors.items() if x.is_floating_point()}
+        stored = stored._replace(tensors=stored.tensors | floats)
+        kind = next(
+            (one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip"
+        )
         return kind_of({"kind": kind}).read_file(place, stored, options, settings)
 
 

@@ -129,7 +129,7 @@ class _Inert:
     attributes: Any = None
 
     def __init__(self, *_: Any) -> None:
-        """Leave whatever it is made of."""
+        pass
 
     def __setstate__(self, state: Any) -> None:
         self.attributes = state

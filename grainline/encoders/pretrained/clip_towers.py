@@ -107,8 +107,11 @@ class Clip(TwoSided):
             raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of it")
         where, pixels, model, image, text = open_clip_settings(file, settings)
         quick = options.quick_gelu
-        if quick is None:
-            quick = bool(model.get("quick_gelu")) if settings else _is_quick(file, stored)
+        if quick is None:  # files of OpenAI and of Long-CLIP have signs of it
+            openai = stored.script or {*NUMBERS[:3]} <= stored.tensors.keys()
+            long = any(name.endswith("positional_embedding_res") for name in stored.tensors)
+            named = any("quickgelu" in name.lower() for name in (file.name, stored.name))
+            quick = bool(model.get("quick_gelu")) if settings else openai or long or named
         config = _deduced(file, state, quick, (image, text) if settings else None)
         see, read = config["vision_config"], config["text_config"]
         check_agreement(where, (image, see), (text, read), (model, config))
@@ -171,13 +174,6 @@ def heads_of(side: str, width: int) -> int:
     return 16 if side == "image" and width in (1280, 1408, 1664) else 0 if width % 64 else width // 64
 
 
-def _is_quick(file: Path, stored: Stored) -> bool:
-    """Whether a file has a sign of the quick GELU, which OpenAI's and Long-CLIP's weights have."""
-    openai = stored.script or {*NUMBERS[:3]} <= stored.tensors.keys()
-    long = any(name.endswith("positional_embedding_res") for name in stored.tensors)
-    return openai or long or any("quickgelu" in name.lower() for name in (file.name, stored.name))
-
-
 def _tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict by OpenAI's own names: without numbers, with one table of text positions."""
     state = {k: x for k, x in tensors.items() if k.partition(".")[0] not in (*NUMBERS, _UNUSED)}
@@ -222,16 +218,12 @@ def _deduced(
     # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
     text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
     act = "quick_gelu" if quick else "gelu"
-    image |= {"image_size": size_of(side, patch, see), "patch_size": patch, "hidden_act": act}
+    sizes = range(side * patch, side * patch + patch)  # patches may leave a rest at the edge
+    size = next((size for size in sizes if see.get("image_size") in (size, [size, size])), sizes[0])
+    image |= {"image_size": size, "patch_size": patch, "hidden_act": act}
     text |= {"max_position_embeddings": len(rows), "vocab_size": len(words), "hidden_act": act}
     whole = library().CLIPConfig(vision_config=image, text_config=text, projection_dim=out.shape[1])
     return plain(whole.to_dict())
-
-
-def size_of(side: int, patch: int, settings: Mapping[str, Any]) -> int:
-    """Side of the images in pixels: that of the settings where so many patches leave a rest at the edge."""
-    sizes = range(side * patch, side * patch + patch)
-    return next((size for size in sizes if settings.get("image_size") in (size, [size, size])), sizes[0])
 
 
 def tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int) -> dict[str, Any]:

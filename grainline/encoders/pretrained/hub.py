@@ -157,13 +157,14 @@ def library() -> Any:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Turn an error of the library about a folder into one line."""
+    """Turn an error about the content of a folder or file into one line."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # it passes on those of whatever it reads with: safetensors, pickle, checks
-        lines = str(error).strip().splitlines() or [repr(error)]
+    except Exception as error:  # of whatever reads: transformers, safetensors, pickle, checks
+        named = isinstance(error, TypeError | LookupError | AttributeError)
+        lines = [repr(error)] if named else str(error).strip().splitlines() or [repr(error)]
         reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
         raise UserError(f"cannot read the model in {folder}: {reason}; fetch it again") from None
 

@@ -201,7 +201,9 @@ class EfficientNetLite(nn.Module):
         self.conv_stem, self.bn0 = _conv(3, STEM, 3, 2), _norm(STEM)
         blocks, before = [], STEM
         for i, (repeats, kernel, stride, expansion, channels) in enumerate(STAGES):
-            after = _make_divisible(channels * width)
+            # The closest multiple of 8 that is not below nine tenths of the channels.
+            after = max(8, int(channels * width + 4) // 8 * 8)
+            after += 8 * (after < 0.9 * channels * width)
             ends = i in (0, len(STAGES) - 1)
             for j in range(repeats if ends else math.ceil(repeats * depth)):
                 blocks.append(InvertedResidual(before, after, kernel, 1 if j else stride, expansion))
@@ -216,12 +218,6 @@ class EfficientNetLite(nn.Module):
         for block in self.blocks:
             x = block(x)
         return F.relu6(conv_norm(x, self.conv_head, self.bn1), inplace=True)
-
-
-def _make_divisible(channels: float) -> int:
-    """The closest multiple of 8 that is not below nine tenths of the channels."""
-    rounded = max(8, int(channels + 4) // 8 * 8)
-    return rounded if rounded >= 0.9 * channels else rounded + 8
 
 
 class EfficientNetLiteImage(ImageEncoder):
@@ -246,11 +242,8 @@ class EfficientNetLiteKind(Kind):
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
         """One of the SIZES: the one whose tensors have these names and shapes."""
-        state = {
-            name.replace("._", ".").removeprefix("_"): x
-            for name, x in stored.tensors.items()
-            if not name.startswith("_fc.")
-        }
+        tensors = {name: x for name, x in stored.tensors.items() if not name.startswith("_fc.")}
+        state = {name.replace("._", ".").removeprefix("_"): x for name, x in tensors.items()}
         with torch.device("meta"):
             sizes = {name: EfficientNetLite(*size[:2]).state_dict() for name, size in SIZES.items()}
         wrong = {name: state_dict_mismatch(state, size) for name, size in sizes.items()}

@@ -167,12 +167,12 @@ class Kind(ABC):
             right, wrong = wrong, right
         if getattr(options, wrong) is not None:
             raise UserError(f"for {self.name} give {right}, and leave {wrong} out")
-        if options.max_num_patches is not None:
-            source.architecture["max_num_patches"] = [options.max_num_patches]
         if options.pool is not None:
             raise UserError(f"{self.name} sums up its texts in one way; leave model.text.pool out")
         if options.walk_type is not None and self.name != "fgclip2":
             raise UserError(f"walk_type is for FG-CLIP 2, not for {self.name}; leave it out")
+        if options.max_num_patches is not None:
+            source.architecture["max_num_patches"] = [options.max_num_patches]
         size = source.size if options.size is None else options.size
         if size is not None and self.grid is not None:
             image = sides["image"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained.adapters import draw_by_rows
-from grainline.encoders.pretrained.hub import library, note_unknown_fields, quiet, readable, weights_of
+from grainline.encoders.pretrained.hub import library, note_unknown_fields, quiet, weights_of
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source, sides_of
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
@@ -42,7 +42,7 @@ class LibraryKind(Kind):
         """A folder as `save_pretrained` of the library writes it."""
         name = str(folder)
         reader, _ = self.classes()  # no Auto class: it would ask to run code
-        with quiet(), readable(folder):
+        with quiet():
             config = reader.from_pretrained(name, trust_remote_code=False).to_dict()
         if (folder / "adapter_config.json").is_file():  # the library would add it to the weights
             raise UserError(f"{folder} has an adapter (adapter_config.json); merge it into the weights first")
@@ -75,7 +75,7 @@ class LibraryKind(Kind):
         config_class, kind = self.classes()
         # A head may have a norm of the same name as the model inside it.
         heads = {key for key in tensors if f"{kind.base_model_prefix}.{key}" in tensors}
-        with quiet(), readable(place):
+        with quiet():
             model, report = kind.from_pretrained(
                 None,
                 config=config_class.from_dict(config),
@@ -184,12 +184,9 @@ def pad_of(folder: Path, config: Mapping[str, Any]) -> int:
     """The id of padding, which SigLIP reads: that of the tokenizer; the config often lacks it."""
     token = read_settings(folder / "tokenizer_config.json").get("pad_token")
     tokens = read_settings(folder / "tokenizer.json").get("added_tokens", [])
-    try:
-        name = token["content"] if isinstance(token, dict) else token
-        numbers = (int(x["id"]) for x in tokens if x["content"] == name)
-        return next(numbers, int(config.get("pad_token_id") or 0))
-    except (TypeError, KeyError, ValueError) as error:
-        raise UserError(f"the tokenizer of {folder} has special tokens of unknown form: {error!r}") from None
+    name = token["content"] if isinstance(token, dict) else token
+    numbers = (int(x["id"]) for x in tokens if x["content"] == name)
+    return next(numbers, int(config.get("pad_token_id") or 0))
 
 
 def tokenizer_of(folder: Path) -> str | None:

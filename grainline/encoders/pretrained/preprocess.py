@@ -5,12 +5,11 @@ cut out; "squash": the whole image becomes a square), `filter` (a name of Pillow
 from which the middle is cut out, as a multiple of the square; 0: images keep their size).
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from grainline.errors import UserError
 
@@ -49,27 +48,6 @@ KNOWN: dict[str, dict[str, Any]] = {
 _OWN = "crop_pct", "rescale_offset", "include_top", "patch_size", "max_num_patches"  # settings of some alone
 
 
-def of_hugging_face(
-    known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None = None
-) -> dict[str, Any]:
-    """The settings of an image processor of transformers as ours, and the `size` of squares if it names one.
-
-    known       the defaults of its kind, where the settings name no processor
-    image_size  what the model reads; UserError where the processor makes another
-    """
-    try:
-        out = _of_processor(known, settings, where, image_size)
-        mean, std = (torch.tensor(out[name], dtype=torch.float64) for name in ("mean", "spread"))
-        whole = mean.shape == std.shape == (3,) and mean.isfinite().all() and std.isfinite().all()
-        if not whole or not (std > 0).all():
-            raise ValueError("mean and std")
-    except UserError:
-        raise
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        raise UserError(f"{where} has settings for images of unknown form: {error!r}") from None
-    return out
-
-
 def check_known(settings: Mapping[str, Any], known: Collection[str], where: str) -> None:
     """UserError for settings outside of those that are known, unless they are null or false."""
     unknown = [
@@ -79,9 +57,14 @@ def check_known(settings: Mapping[str, Any], known: Collection[str], where: str)
         raise UserError(f"{where} has settings that cannot be obeyed: {', '.join(unknown)}")
 
 
-def _of_processor(
-    known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None
+def of_hugging_face(
+    known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None = None
 ) -> dict[str, Any]:
+    """The settings of an image processor of transformers as ours, and the `size` of squares if it names one.
+
+    known       the defaults of its kind, where the settings name no processor
+    image_size  what the model reads; UserError where the processor makes another
+    """
     name = settings.get("image_processor_type") or settings.get("feature_extractor_type")
     if name is not None:
         processor = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(name)).lower()
@@ -149,8 +132,12 @@ def _colours(known: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
         out["mean"] = [x + 1 for x in out["mean"]]
     if settings.get("include_top"):  # EfficientNet divides by the std twice
         out["spread"] = [x * y for x, y in zip(out["spread"], std, strict=True)]
-    wide = 255 * factor if factor != 1 / 255 else 1.0
-    return {name: [x / wide for x in values] for name, values in out.items()}
+    if factor != 1 / 255:
+        out = {name: [x / (255 * factor) for x in values] for name, values in out.items()}
+    mean, spread = out["mean"], out["spread"]
+    if not len(mean) == len(spread) == 3 or not all(map(math.isfinite, [*mean, *spread])) or min(spread) <= 0:
+        raise ValueError("mean and std of pixels must be three finite numbers each, std above 0")
+    return out
 
 
 def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """Checkpoints of methods that papers published, in the layouts of their authors' code.
 
-    FLAIR       Xiao et al., arXiv 2412.03561: a CLIP with plain GELU, and the pool of conditioned scores.
-    beta-CLIP   Zohra, Zhao et al., arXiv 2512.12678: timm's names of the image side, and the pool.
-    FG-CLIP     Xie et al., arXiv 2505.05071: a folder of a CLIP with further positions for long texts.
-    LAPS        Fu et al., CVPR 2024: a ViT or Swin, a BERT, and the aggregation of patches.
-
-Long-CLIP, HiMo-CLIP, SmartCLIP and DeBias-CLIP are state dicts of a CLIP (`clip_towers.py`).
+FLAIR (Xiao et al., arXiv 2412.03561), beta-CLIP (Zohra, Zhao et al., arXiv 2512.12678), FG-CLIP (Xie et al.,
+arXiv 2505.05071) and LAPS (Fu et al., CVPR 2024). Long-CLIP, HiMo-CLIP, SmartCLIP and DeBias-CLIP are state
+dicts of a CLIP (`clip_towers.py`).
 """
 
 import math
@@ -151,12 +148,11 @@ class Laps(Kind):
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
         ratios = [stored.settings.get(name) for name in ("sparse_ratio", "aggr_ratio")]
         if not all(isinstance(x, float) and 0 < x < 1 for x in ratios):
-            wrong = "without sparse_ratio and aggr_ratio in its opt, so how many patches stay is unknown"
-            raise UserError(f"{file} is a LAPS {wrong}; give the file that its training wrote")
+            raise UserError(f"{file} is a LAPS without sparse_ratio and aggr_ratio in its opt; give another")
         tensors = {name: x for name, x in stored.tensors.items() if not name.endswith(_PLACES)}
         parts = {part: _below(prefix, tensors) for part, prefix in _LAPS.items()}
         if unknown := [name for name in tensors if not name.startswith(tuple(_LAPS.values()))]:
-            raise UserError(f"{file} is a LAPS with {unknown[0]}; give the file that its training wrote")
+            raise UserError(f"{file} is a LAPS with {unknown[0]}; give the file of its training")
         sides = {"image": "swin" if any(".blocks." in name for name in parts["image"]) else "vit"}
         sides["text"] = "bert"
         size, width = stored.settings.get("img_res", 224), len(parts["slots"]["weight.0.weight"])

@@ -171,10 +171,6 @@ class _Module(Config):
     type: str = Field(pattern=r"^sentence_transformers\.(\w+\.)+(Transformer|Pooling|Dense|Normalize)$")
 
 
-class _Modules(Config):
-    modules: list[_Module]
-
-
 class _Settings(Config):
     version: Any = Field(None, alias="__version__")
     model_type: Literal["SentenceTransformer"] = "SentenceTransformer"
@@ -296,11 +292,7 @@ def _read(config: type[C], file: Path) -> C:
 def _modules(folder: Path) -> list[_Module]:
     """The modules of a folder in their order: a Transformer, a Pooling, then others."""
     file = folder / "modules.json"
-    try:
-        content = json.loads(read_plain(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read: {error}; fetch it again") from None
-    modules = parse(_Modules, {"modules": content}, str(file)).modules
+    modules = [parse(_Module, module, str(file)) for module in json.loads(read_plain(file))]
     kinds = [module.type.rpartition(".")[2] for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & {*kinds[2:]}:
         raise UserError(f"{file} lists {', '.join(kinds)}; it must be Transformer, Pooling, then others")
