@@ -62,8 +62,8 @@ def load(  # noqa: PLR0913 - each is a choice of the caller
         run = find_run(folder) if (folder / "model.json").is_file() else None
     if run is None:
         model = _load_others(path, folder, scoring, patches, context=context, walk_type=walk_type)
-    elif given := [name for name, x in (("context", context), ("walk_type", walk_type)) if x is not None]:
-        raise UserError(f"{given[0]} is for checkpoints of others, and {path} is a run, which has its own")
+    elif names := [name for name, x in (("context", context), ("walk_type", walk_type)) if x is not None]:
+        raise UserError(f"{names[0]} is for checkpoints of others, and {path} is a run, which has its own")
     else:
         home, weights = run
         with trusting(everything=trust_code):

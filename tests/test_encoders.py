@@ -155,13 +155,13 @@ def slow_around(around: Around, cells: Tensor, side: int) -> Tensor:
     out = []
     for place, cell in enumerate(cells):
         row, column = divmod(place, side)
-        seen = around.look.bias
+        output = around.look.bias
         for down in (-1, 0, 1):
             for right in (-1, 0, 1):
                 if 0 <= row + down < side and 0 <= column + right < side:
                     other = even[(row + down) * side + column + right]
-                    seen = seen + around.look.weight[:, :, down + 1, right + 1] @ other
-        out.append(cell + seen)
+                    output = output + around.look.weight[:, :, down + 1, right + 1] @ other
+        out.append(cell + output)
     return torch.stack(out)
 
 
@@ -200,15 +200,15 @@ def slow_text(model: TextTransformer, ids: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_vit_is_its_slow_program(stem: str, pool: str) -> None:
     model = vit(stem=stem, pool=pool)
     pixels = torch.rand(2, 3, 8, 8, dtype=torch.float64)
-    seen = model(pixels)
-    assert seen.patches.shape == (2, 4, 12)
-    assert (seen.cls is not None) == (pool == "class")
+    output = model(pixels)
+    assert output.patches.shape == (2, 4, 12)
+    assert (output.cls is not None) == (pool == "class")
     for n in range(2):
         pooled, patches = slow_vit(model, pixels[n], pool)
-        close(seen.pooled[n], pooled)
-        close(seen.patches[n], patches)
-        if seen.cls is not None:
-            close(seen.cls[n], pooled)
+        close(output.pooled[n], pooled)
+        close(output.patches[n], patches)
+        if output.cls is not None:
+            close(output.cls[n], pooled)
 
 
 @pytest.mark.parametrize("patch", [2, 4, 8, 16])
@@ -268,7 +268,7 @@ def test_neither_groups_nor_packing_changes_outputs_or_gradients(
     lengths = [0, *torch.randint(1, 18, (39,)).tolist()]
     ids, mask = padded(lengths, 18)
     weight = torch.randn(40, 12, dtype=torch.float64)
-    found, shapes = [], list[tuple[int, ...]]()
+    result, shapes = [], list[tuple[int, ...]]()
     for way in (1, 2, 5, "few shapes", "packed"):
         torch.manual_seed(7)
         model = text(causal=causal, pool=pool, buckets=way if isinstance(way, int) else 3)
@@ -284,9 +284,9 @@ def test_neither_groups_nor_packing_changes_outputs_or_gradients(
             assert shapes == [(3, 128)], "some 380 tokens"
         loss = (read.pooled * weight).sum() + (read.tokens * mask[..., None]).square().sum()
         loss.backward()
-        found.append([read.pooled, read.tokens * mask[..., None], *(p.grad for p in model.parameters())])
-    for other in found[1:]:
-        for a, b in zip(found[0], other, strict=True):
+        result.append([read.pooled, read.tokens * mask[..., None], *(p.grad for p in model.parameters())])
+    for other in result[1:]:
+        for a, b in zip(result[0], other, strict=True):
             assert a is not None
             close(a, b)
 
@@ -301,7 +301,7 @@ def test_packing_changes_nothing_of_a_clip_of_the_library(
     lengths = [0, *torch.randint(1, 30, (19,)).tolist()]
     ids, mask = padded(lengths, 33)
     weight = torch.randn(20, 64, dtype=torch.float64)
-    found = []
+    result = []
     for way in ("groups", "packed"):
         torch.manual_seed(7)
         model: Any = build_pretrained(architecture).text
@@ -321,8 +321,8 @@ def test_packing_changes_nothing_of_a_clip_of_the_library(
         assert (rows_read == [(1, 320)]) == (way == "packed")
         (read.pooled * weight).sum().add((read.tokens * mask[..., None]).square().sum()).backward()
         learnt = [p.grad for p in model.parameters() if p.requires_grad]
-        found.append([read.pooled, read.tokens * mask[..., None], *learnt])
-    for a, b in zip(*found, strict=True):
+        result.append([read.pooled, read.tokens * mask[..., None], *learnt])
+    for a, b in zip(*result, strict=True):
         assert a is not None
         close(a, b)
 
@@ -385,9 +385,9 @@ def test_groups_are_the_cheapest_there_are(most: int) -> None:
     g = torch.Generator().manual_seed(most)
     for _ in range(15):
         lengths = torch.randint(1, 250, (int(torch.randint(1, 12, (), generator=g)),), generator=g)
-        order, found = length_groups(lengths, most)
-        assert len(found) <= most
-        assert cost([(len(order[part]), longest) for part, longest in found]) == brute_force(
+        order, result = length_groups(lengths, most)
+        assert len(result) <= most
+        assert cost([(len(order[part]), longest) for part, longest in result]) == brute_force(
             lengths.tolist(), most
         )
 
@@ -427,13 +427,13 @@ def test_a_text_without_tokens_has_the_same_first_token_in_a_shared_row(
     """Which patch selection compares."""
     ids, mask = padded([4, 0, 7], 9)
     model = text()
-    found = []
+    result = []
     for packed in (False, True):
         monkeypatch.setattr("grainline.encoders.text.can_pack", lambda _, packed=packed: packed)
-        found.append(model(ids, mask))
-    close(found[0].tokens[:, 0], found[1].tokens[:, 0])
-    assert found[1].tokens[1, 0].abs().sum() > 0
-    close(found[0].pooled, found[1].pooled)
+        result.append(model(ids, mask))
+    close(result[0].tokens[:, 0], result[1].tokens[:, 0])
+    assert result[1].tokens[1, 0].abs().sum() > 0
+    close(result[0].pooled, result[1].pooled)
 
 
 def test_there_are_few_shapes_of_rows_that_texts_share() -> None:
@@ -469,9 +469,9 @@ def test_drop_path_skips_branches_of_whole_rows_and_makes_up_for_it() -> None:
     one_of_four = {
         tuple((x[0] + a / 0.75 * first[0]).flatten().round(decimals=6).tolist()) for a in (0.0, 1.0)
     }
-    told = {tuple(row.flatten().round(decimals=6).tolist()) for row in out}
-    assert len(told) == 4
-    assert one_of_four <= told  # the rows whose MLP was skipped
+    message = {tuple(row.flatten().round(decimals=6).tolist()) for row in out}
+    assert len(message) == 4
+    assert one_of_four <= message  # the rows whose MLP was skipped
 
 
 def test_drop_path_grows_to_its_value_at_the_last_block() -> None:
@@ -547,9 +547,9 @@ def test_the_parts_of_a_text_are_read_one_after_the_other() -> None:
     flat, real = flat_parts(Texts(ids, mask, *[torch.arange(3)] * 3))
     assert flat.shape == real.shape == (3, 20)
     for n in range(3):
-        told = [int(ids[n, s, place]) for s in range(4) for place in range(5) if mask[n, s, place]]
-        assert flat[n][real[n]].tolist() == told
-        assert real[n].tolist() == [True] * len(told) + [False] * (20 - len(told))
+        message = [int(ids[n, s, place]) for s in range(4) for place in range(5) if mask[n, s, place]]
+        assert flat[n][real[n]].tolist() == message
+        assert real[n].tolist() == [True] * len(message) + [False] * (20 - len(message))
 
 
 def test_towers_project_into_one_space_and_keep_tokens_out_of_training() -> None:
@@ -563,8 +563,8 @@ def test_towers_project_into_one_space_and_keep_tokens_out_of_training() -> None
     close(a.vector[1], (towers.to_image.weight @ pooled) / (towers.to_image.weight @ pooled).norm())
     close(a.tokens[1], patches @ towers.to_image.weight.T)
     assert (a.item.tolist(), a.image.tolist()) == ([4, 9], [4, 9])
-    told, words = slow_text(towers.text, ids[0, :3])
-    close(b.vector[0], (towers.to_text.weight @ told) / (towers.to_text.weight @ told).norm())
+    message, words = slow_text(towers.text, ids[0, :3])
+    close(b.vector[0], (towers.to_text.weight @ message) / (towers.to_text.weight @ message).norm())
     close(b.tokens[0, :3], words @ towers.to_text.weight.T)
     assert (b.item.tolist(), b.image.tolist(), b.mask.sum(1).tolist()) == ([7, 8], [9, -1], [3, 6])
     close(towers.encode_texts(rows(texts, slice(0, 1))).vector, b.vector[:1])
@@ -593,11 +593,11 @@ def blocks(width: int, depth: int) -> int:
 def test_vits_of_a_name_have_the_published_sizes(name: str, width: int, depth: int, grid: int) -> None:
     with torch.device("meta"):
         model = ViT(ViTConfig(name=name))  # type: ignore[call-arg]
-        seen = model(torch.zeros(2, 3, 224, 224, dtype=torch.uint8))
+        output = model(torch.zeros(2, 3, 224, 224, dtype=torch.uint8))
     patch = 224 // grid
     stem = 3 * patch**2 * width + width
     assert count(model) == stem + grid**2 * width + width + blocks(width, depth) + 2 * width
-    assert (seen.pooled.shape, seen.patches.shape) == ((2, width), (2, grid**2, width))
+    assert (output.pooled.shape, output.patches.shape) == ((2, width), (2, grid**2, width))
     if name == "B/16":  # the published trunk has a position for the class token as well
         assert count(model) == 85_798_656 - 768
 

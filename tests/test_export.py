@@ -77,14 +77,14 @@ def texts(parts: int, length: int = 24) -> Texts:
 @pytest.mark.parametrize("case", make.CASES)
 def test_a_static_graph_gives_what_grouped_texts_give(case: str) -> None:
     method = make.build(case)
-    given = texts(3 if method.parts > 1 else 1)
+    inputs = texts(3 if method.parts > 1 else 1)
     with torch.no_grad():
-        wanted = method.encode_texts(given)
+        wanted = method.encode_texts(inputs)
         with static():
-            found = method.encode_texts(given)
-    torch.testing.assert_close(found.vector, wanted.vector, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found.tokens[found.mask], wanted.tokens[wanted.mask], rtol=0, atol=1e-5)
-    assert torch.equal(found.mask, wanted.mask)
+            result = method.encode_texts(inputs)
+    torch.testing.assert_close(result.vector, wanted.vector, rtol=0, atol=1e-5)
+    torch.testing.assert_close(result.tokens[result.mask], wanted.tokens[wanted.mask], rtol=0, atol=1e-5)
+    assert torch.equal(result.mask, wanted.mask)
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,14 @@ def _run_the_documented_example(model: Model, place: Path) -> None:
     np.testing.assert_allclose(space["image"][0], encoded.vector.numpy(), atol=1e-5)
     if model.method.chunking is not None:
         wanted = model.score(encoded, [LONG, "A red circle."])
-        found = space["image"][0] @ space["two"][0].T
+        result = space["image"][0] @ space["two"][0].T
     elif model.method.pairwise:
         wanted = model.score(encoded, ["A dog runs. The sand is wet.", "A red circle."])
-        found = space["maxsim"](space["image"], space["two"], space["about"]["config"]["sharpness"])
+        result = space["maxsim"](space["image"], space["two"], space["about"]["config"]["sharpness"])
     else:
         wanted = model.score(encoded, ["A dog runs over wet sand.", "A red circle."])
-        found = space["image"][0] @ space["texts"][0].T
-    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
+        result = space["image"][0] @ space["texts"][0].T
+    np.testing.assert_allclose(result, wanted.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -285,9 +285,9 @@ def test_the_command_writes_a_new_folder_only_and_says_what_it_measured(
     assert f"written: {out}" in said
     assert len(list(out.iterdir())) == 5
     assert not left.exists()
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "onnxscript" else found(name)
+        importlib.util, "find_spec", lambda name: None if name == "onnxscript" else result(name)
     )
     text = complaint(capsys, "export", home, tmp_path / "new")
     assert text == "grainline: export needs onnxscript: pip install 'grainline[onnx]'"

@@ -62,13 +62,13 @@ def test_a_pixel_belongs_to_the_group_that_the_library_says(saved: tuple[Path, A
     folder, model = saved
     image = load_pretrained(folder).image
     pixels = images(16, 20)  # more than are laid over pixels at a time
-    found = image(pixels).places
+    result = image(pixels).places
     values = (pixels / 255 - image.mean) / image.spread
     maps = model.vision_model(pixel_values=values, output_attentions=True).attentions
     theirs = get_grouping_from_attentions(maps, (16, 16))
     assert theirs.shape == (20, 3, 16, 16)
-    assert torch.equal(found.long(), theirs.argmax(1))
-    assert len(found.unique()) > 1
+    assert torch.equal(result.long(), theirs.argmax(1))
+    assert len(result.unique()) > 1
 
 
 @torch.no_grad()
@@ -80,9 +80,9 @@ def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
     assert images.places.shape == (2, made.size, made.size)
     assert not made.averaged, "the heads have two layers each"
     heat = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    there = on_pixels(made, images, heat, (made.size, made.size))
+    place_map = on_pixels(made, images, heat, (made.size, made.size))
     for row in range(2):
-        assert torch.equal(there[row], heat[row][images.places[row].long()])
+        assert torch.equal(place_map[row], heat[row][images.places[row].long()])
     made.train()
     assert made.encode_images(seen(made, 2)).places is None
 
@@ -90,8 +90,8 @@ def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
 @torch.no_grad()
 def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
     made: Any = grouped("flair")
-    (found,) = made.towers.segmentations(seen(made))
-    assert torch.equal(found, made.encode_images(seen(made)).places.long())
+    (result,) = made.towers.segmentations(seen(made))
+    assert torch.equal(result, made.encode_images(seen(made)).places.long())
     description = Description("flair", method_config("flair", TINY, "test"))
     square = Image.effect_noise((made.size, made.size), 80).convert("RGB")
     photo = Photo("a", square, square, Box(0, 0, made.size, made.size))
@@ -185,8 +185,8 @@ def test_the_head_of_a_groupvit_reads_each_group_as_the_library_does(saved: tupl
     made, images, values = clip_of(saved[0])
     groups = model.vision_model(pixel_values=values).last_hidden_state
     expected = model.visual_projection(groups.flatten(0, 1)).view(3, 3, 24)
-    found = made.eval().encode_images(images).tokens
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    result = made.eval().encode_images(images).tokens
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_one_side_of_a_groupvit_has_a_new_layer_as_in_tgt(saved: tuple[Path, Any]) -> None:

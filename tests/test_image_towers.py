@@ -57,8 +57,8 @@ def oracle(name: str, model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
 def test_tokens_and_summary_are_the_librarys(name: str, larger: bool, tmp_path: Path) -> None:
     model, side = saved(name, tmp_path), SIDES.get(name, 16)
     size = (side + 63) // 32 * 32 if larger else side
-    found = load_pretrained(tmp_path, size=size if larger else None)
-    eye = found.image
+    result = load_pretrained(tmp_path, size=size if larger else None)
+    eye = result.image
     assert eye.size == size
     if larger and name == "swin":  # a model that read small images no longer shifts windows
         model = type(model).from_pretrained(tmp_path).eval()
@@ -67,15 +67,15 @@ def test_tokens_and_summary_are_the_librarys(name: str, larger: bool, tmp_path: 
         model = type(model).from_pretrained(tmp_path, config=config).eval()
     pixels = images(size)
     pooled, tokens = oracle(name, model, eye.normalised(pixels))
-    seen = eye(pixels)
-    close(seen.pooled, pooled)
-    close(seen.patches, tokens)
+    output = eye(pixels)
+    close(output.pooled, pooled)
+    close(output.patches, tokens)
     assert eye.grid[0] * eye.grid[1] == tokens.shape[1]
-    assert (eye.width, eye.classed) == (tokens.shape[2], seen.cls is not None)
-    assert kind_of(found.architecture).averaged == torch.allclose(seen.pooled, tokens.mean(1), atol=1e-4)
-    again = build_pretrained(json.loads(json.dumps(found.architecture))).image
+    assert (eye.width, eye.classed) == (tokens.shape[2], output.cls is not None)
+    assert kind_of(result.architecture).averaged == torch.allclose(output.pooled, tokens.mean(1), atol=1e-4)
+    again = build_pretrained(json.loads(json.dumps(result.architecture))).image
     again.load_state_dict(eye.state_dict(), strict=True)
-    assert torch.equal(again(pixels).pooled, seen.pooled)
+    assert torch.equal(again(pixels).pooled, output.pooled)
 
 
 @pytest.mark.parametrize("name", VISION)
@@ -110,18 +110,18 @@ def test_the_image_side_of_a_clip_alone(projected: bool, tmp_path: Path) -> None
     kind = transformers.CLIPVisionModelWithProjection if projected else transformers.CLIPVisionModel
     model = shaken(kind(transformers.CLIPVisionConfig(**IMAGE, projection_dim=24)))
     model.save_pretrained(tmp_path)
-    found = load_pretrained(tmp_path, size=24)
+    result = load_pretrained(tmp_path, size=24)
     pixels = images(24)
-    theirs = model(pixel_values=found.image.normalised(pixels), interpolate_pos_encoding=True)
-    seen = found.image(pixels)
+    theirs = model(pixel_values=result.image.normalised(pixels), interpolate_pos_encoding=True)
+    output = result.image(pixels)
     if projected:
-        close(seen.pooled @ found.image_projection.T, theirs.image_embeds)
+        close(output.pooled @ result.image_projection.T, theirs.image_embeds)
     else:
-        assert found.image_projection is None
-        close(seen.pooled, theirs.pooler_output)
-    assert kind_of(found.architecture).space(found.architecture) == (24 if projected else None)
-    assert found.text is None
-    again = build_pretrained(json.loads(json.dumps(found.architecture)))
+        assert result.image_projection is None
+        close(output.pooled, theirs.pooler_output)
+    assert kind_of(result.architecture).space(result.architecture) == (24 if projected else None)
+    assert result.text is None
+    again = build_pretrained(json.loads(json.dumps(result.architecture)))
     assert (again.image_projection is None) == (not projected)
 
 
@@ -129,11 +129,11 @@ def test_the_image_side_of_a_clip_alone(projected: bool, tmp_path: Path) -> None
 def test_the_image_side_of_a_siglip_alone(tmp_path: Path) -> None:
     model = shaken(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGE)))
     model.save_pretrained(tmp_path)
-    found = load_pretrained(tmp_path, size=24)
+    result = load_pretrained(tmp_path, size=24)
     pixels = images(24)
-    theirs = model(pixel_values=found.image.normalised(pixels), interpolate_pos_encoding=True)
-    close(found.image(pixels).pooled, theirs.pooler_output)
-    assert (found.text, kind_of(found.architecture).space(found.architecture)) == (None, 64)
+    theirs = model(pixel_values=result.image.normalised(pixels), interpolate_pos_encoding=True)
+    close(result.image(pixels).pooled, theirs.pooler_output)
+    assert (result.text, kind_of(result.architecture).space(result.architecture)) == (None, 64)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_a_size_that_does_not_fit_is_one_line(name: str, size: int, tmp_path: Pa
 @pytest.mark.parametrize("name", ["dinov2", "resnet", "convnext"])
 def test_the_processor_of_a_model_for_any_size_decides_it(name: str, tmp_path: Path) -> None:
     saved(name, tmp_path, size={"shortest_edge": 36}, crop_size=32, do_center_crop=True, crop_pct=None)
-    found = load_pretrained(tmp_path)
-    assert (found.image.size, found.image(images(32)).pooled.shape[0]) == (32, 3)
+    result = load_pretrained(tmp_path)
+    assert (result.image.size, result.image(images(32)).pooled.shape[0]) == (32, 3)
     assert load_pretrained(tmp_path, size=64).image.size == 64  # type: ignore[union-attr]
     saved("vit", tmp_path / "vit", size={"height": 32, "width": 32})
     with pytest.raises(UserError, match="its model reads 16"):
@@ -182,13 +182,13 @@ def test_heads_are_left_out_and_a_norm_in_a_head_is_not_that_of_the_model(
     config = getattr(transformers, f"{library}Config")(**VISION[name][1])
     model = shaken(getattr(transformers, head)(config))
     model.save_pretrained(tmp_path)
-    found = load_pretrained(tmp_path)
-    assert found.left_out == left_out
+    result = load_pretrained(tmp_path)
+    assert result.left_out == left_out
     inside = getattr(model, model.base_model_prefix)
-    pixels = images(found.image.size)
+    pixels = images(result.image.size)
     with torch.no_grad():
-        pooled, _ = oracle(name, inside, found.image.normalised(pixels))
-        close(found.image(pixels).pooled, pooled)
+        pooled, _ = oracle(name, inside, result.image.normalised(pixels))
+        close(result.image(pixels).pooled, pooled)
 
 
 def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> None:

@@ -136,10 +136,10 @@ def test_heat_of_a_patch_lies_on_it_in_a_wide_and_in_a_tall_image(
     assert area == (0, 0, *size)
     heat = torch.zeros(MOST)
     heat[place] = 1
-    there = over_image(model.method, encoded, heat, area, size)
-    assert there[box[1] + 8 : box[3] - 8, box[0] + 8 : box[2] - 8].min() == 1
-    there[box[1] - 8 : box[3] + 8, box[0] - 8 : box[2] + 8] = 0
-    assert there.max() == 0
+    place_map = over_image(model.method, encoded, heat, area, size)
+    assert place_map[box[1] + 8 : box[3] - 8, box[0] + 8 : box[2] - 8].min() == 1
+    place_map[box[1] - 8 : box[3] + 8, box[0] - 8 : box[2] + 8] = 0
+    assert place_map.max() == 0
     shown = model.heat(image, ["a red dog"])
     assert shown.shape == (1, model.method.size, model.method.size)
     assert model.cropped(image).size == (model.method.size,) * 2
@@ -297,8 +297,8 @@ def test_fg_clip_2_by_its_three_ways(tmp_path: Path) -> None:
     table = "text_model.embeddings.position_embedding"
     for way, context in (("long", 40), ("short", 12), ("box", 12)):
         options: dict[str, Any] = {"short": {"context": 12}, "box": {"walk_type": "box"}, "long": {}}[way]
-        found = load_pretrained(tmp_path, **options)
-        text: Any = found.text
+        result = load_pretrained(tmp_path, **options)
+        text: Any = result.text
         assert text.context == context
         if way == "long":
             rows = torch.cat([state[f"{table}_ori.weight"][:20], state[f"{table}_res.weight"][20:]])
@@ -312,8 +312,8 @@ def test_fg_clip_2_by_its_three_ways(tmp_path: Path) -> None:
         head = "text_model.head" if way == "short" else f"{way}text_head"
         expected = last @ state[f"{head}.weight"].T + state[f"{head}.bias"]
         close(text(ids[:, :context], torch.ones(3, context).bool()).pooled, expected)
-        assert len(found.left_out) == {"long": 2, "short": 6, "box": 4}[way]
-        assert not any(name.startswith(f"{way}text_head") for name in found.left_out)
+        assert len(result.left_out) == {"long": 2, "short": 6, "box": 4}[way]
+        assert not any(name.startswith(f"{way}text_head") for name in result.left_out)
     assert load(tmp_path, device="cpu", walk_type="box").method.context == 12
     with pytest.raises(UserError, match="walk_type is 'boxes'; allowed are short, long and box"):
         load(tmp_path, walk_type="boxes")
@@ -332,8 +332,8 @@ def test_fg_clip_2_is_that_of_its_authors(shared_data: Path, tmp_path: Path) -> 
     out = load_file(golden / "fgclip2.io.safetensors")
     rows = [in_rows(out[f"image_uint8_{i}"], Patches(4, (20,))) for i in range(3)]
     for way in ("short", "long", "box"):
-        found = load_pretrained(tmp_path, max_num_patches=20, walk_type=way)
-        image, text = found.image, found.text
+        result = load_pretrained(tmp_path, max_num_patches=20, walk_type=way)
+        image, text = result.image, result.text
         images = image(torch.stack(rows))
         mask = out["pixel_attention_mask"].bool()
         assert torch.equal(images.mask, mask)
@@ -344,5 +344,5 @@ def test_fg_clip_2_is_that_of_its_authors(shared_data: Path, tmp_path: Path) -> 
         close(texts.pooled, out[f"text_vectors_{way}"])
         if way != "box":
             close(unit(images.pooled) @ unit(texts.pooled).T, out[f"score_{way}"])
-    close(found.scale, out["logit_scale_exp"])
-    close(found.bias, out["logit_bias"])
+    close(result.scale, out["logit_scale_exp"])
+    close(result.bias, out["logit_bias"])

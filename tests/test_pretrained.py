@@ -77,19 +77,19 @@ def unchanged(state: dict[str, Tensor]) -> None:
 @torch.no_grad()
 def test_clip_is_the_librarys_clip(saved: Saved) -> None:
     folder, model = saved("clip")
-    found = load_pretrained(folder)
-    image, text = both(found)
+    result = load_pretrained(folder)
+    image, text = both(result)
     pixels, (ids, mask) = images(16), texts()
-    seen, read = image(pixels), text(ids, mask)
-    theirs = model.get_image_features(pixel_values=processed(pixels, found))
-    close(seen.pooled @ found.image_projection.T, theirs.pooler_output)
+    output, read = image(pixels), text(ids, mask)
+    theirs = model.get_image_features(pixel_values=processed(pixels, result))
+    close(output.pooled @ result.image_projection.T, theirs.pooler_output)
     patches = model.vision_model.post_layernorm(theirs.last_hidden_state)
-    close(seen.patches, patches[:, 1:])
-    close(seen.cls, patches[:, 0])
+    close(output.patches, patches[:, 1:])
+    close(output.cls, patches[:, 0])
     theirs = model.get_text_features(input_ids=ids, attention_mask=mask.long())
-    close(read.pooled @ found.text_projection.T, theirs.pooler_output)
+    close(read.pooled @ result.text_projection.T, theirs.pooler_output)
     close(read.tokens[mask], theirs.last_hidden_state[mask])
-    close(found.scale, model.logit_scale.exp().view(1))
+    close(result.scale, model.logit_scale.exp().view(1))
     assert image.grid == (4, 4)
     assert (image.size, image.width, text.width, text.context, text.vocab) == (16, 64, 64, 30, 300)
 
@@ -97,43 +97,43 @@ def test_clip_is_the_librarys_clip(saved: Saved) -> None:
 @torch.no_grad()
 def test_siglip_is_the_librarys_siglip_though_our_padding_is_another(saved: Saved) -> None:
     folder, model = saved("siglip")
-    found = load_pretrained(folder)
-    image, text = both(found)
+    result = load_pretrained(folder)
+    image, text = both(result)
     pixels, (ids, mask) = images(16), texts(12)
-    seen, read = image(pixels), text(ids[:, :8], mask[:, :8])
-    theirs = model.get_image_features(pixel_values=processed(pixels, found))
-    close(seen.pooled, theirs.pooler_output)
+    output, read = image(pixels), text(ids[:, :8], mask[:, :8])
+    theirs = model.get_image_features(pixel_values=processed(pixels, result))
+    close(output.pooled, theirs.pooler_output)
     head = model.vision_model.head
     for place in range(16):
-        close(seen.patches[:, place], head(theirs.last_hidden_state[:, place : place + 1]))
+        close(output.patches[:, place], head(theirs.last_hidden_state[:, place : place + 1]))
     padded = ids.masked_fill(~mask | (torch.arange(12) >= 8), 1)  # 1 is SigLIP's padding
     theirs = model.get_text_features(input_ids=padded)
     close(read.pooled, theirs.pooler_output)
     close(read.tokens, model.text_model.head(theirs.last_hidden_state[:, :8]))
-    close(found.scale, model.logit_scale.exp())
-    close(found.bias, model.logit_bias)
-    assert found.image_projection is None
-    assert found.text_projection is None
+    close(result.scale, model.logit_scale.exp())
+    close(result.bias, model.logit_bias)
+    assert result.image_projection is None
+    assert result.text_projection is None
 
 
 @torch.no_grad()
 def test_groupvit_gives_the_librarys_groups_and_words(saved: Saved) -> None:
     folder, model = saved("groupvit")
-    found = load_pretrained(folder)
-    image, text = both(found)
+    result = load_pretrained(folder)
+    image, text = both(result)
     pixels, (ids, mask) = images(16), texts()
-    seen, read = image(pixels), text(ids, mask)
-    theirs = model.vision_model(pixel_values=processed(pixels, found))
-    close(seen.patches, theirs.last_hidden_state)
-    close(seen.pooled, theirs.pooler_output)
-    assert seen.patches.shape == (3, 3, 64)
+    output, read = image(pixels), text(ids, mask)
+    theirs = model.vision_model(pixel_values=processed(pixels, result))
+    close(output.patches, theirs.last_hidden_state)
+    close(output.pooled, theirs.pooler_output)
+    assert output.patches.shape == (3, 3, 64)
     assert image.grid is None
     theirs = model.text_model(input_ids=ids, attention_mask=mask.long())
     close(read.pooled, theirs.pooler_output)
     close(read.tokens[mask], theirs.last_hidden_state[mask])
-    assert found.left_out == ()
-    vectors = found.heads[0](seen.pooled), found.heads[1](read.pooled)
-    close(vectors[0], model.get_image_features(pixel_values=processed(pixels, found)).pooler_output)
+    assert result.left_out == ()
+    vectors = result.heads[0](output.pooled), result.heads[1](read.pooled)
+    close(vectors[0], model.get_image_features(pixel_values=processed(pixels, result)).pooler_output)
     close(vectors[1], model.get_text_features(input_ids=ids, attention_mask=mask.long()).pooler_output)
     assert vectors[0].shape == (3, 24)
 
@@ -198,9 +198,9 @@ def test_the_end_of_a_text_follows_both_rules_of_the_library(end: int, tmp_path:
     """eos_token_id 2 means the highest id there, any other the first such token."""
     model = clip(eos_token_id=end)
     model.save_pretrained(tmp_path / "clip")
-    found = load_pretrained(tmp_path / "clip")
+    result = load_pretrained(tmp_path / "clip")
     ids, mask = texts(pad=299)  # the library pads with the end token
-    ours = both(found)[1](ids, mask).pooled @ found.text_projection.T
+    ours = both(result)[1](ids, mask).pooled @ result.text_projection.T
     close(ours, model.get_text_features(input_ids=ids).pooler_output)
 
 
@@ -241,14 +241,14 @@ def test_the_tokenizer_is_the_folder_where_it_holds_one(saved: Saved, tmp_path: 
 @pytest.mark.parametrize("size", [8, 24, 28])
 def test_other_sizes_of_images_are_those_of_the_library(family: str, size: int, saved: Saved) -> None:
     folder, model = saved(family)
-    found = load_pretrained(folder, size=size)
+    result = load_pretrained(folder, size=size)
     pixels = images(size)
     eye = model if family == "vit" else model.vision_model
-    theirs = eye(pixel_values=processed(pixels, found), interpolate_pos_encoding=True)
-    seen = found.image(pixels)
-    close(seen.pooled, theirs.last_hidden_state[:, 0] if family == "vit" else theirs.pooler_output)
-    assert found.image.grid == (size // 4, size // 4)
-    assert seen.patches.shape[1] == (size // 4) ** 2
+    theirs = eye(pixel_values=processed(pixels, result), interpolate_pos_encoding=True)
+    output = result.image(pixels)
+    close(output.pooled, theirs.last_hidden_state[:, 0] if family == "vit" else theirs.pooler_output)
+    assert result.image.grid == (size // 4, size // 4)
+    assert output.patches.shape[1] == (size // 4) ** 2
 
 
 @torch.no_grad()
@@ -257,12 +257,12 @@ def test_groupvit_and_swin_read_larger_images(saved: Saved) -> None:
 
     groups = load_pretrained(saved("groupvit")[0], size=24).image
     folder, _ = saved("swin")
-    found = load_pretrained(folder, size=64)
+    result = load_pretrained(folder, size=64)
     model = SwinModel.from_pretrained(folder).eval()  # one that read small images no longer shifts windows
     assert groups(images(24)).patches.shape == (3, 3, 64)
     pixels = images(64)
-    close(found.image(pixels).patches, model(pixel_values=processed(pixels, found)).last_hidden_state)
-    assert found.image.grid == (8, 8)
+    close(result.image(pixels).patches, model(pixel_values=processed(pixels, result)).last_hidden_state)
+    assert result.image.grid == (8, 8)
 
 
 def test_its_own_size_fits_though_patches_leave_a_rest(tmp_path: Path) -> None:
@@ -351,40 +351,40 @@ def test_a_missing_an_unknown_and_a_misshapen_tensor_are_one_line(
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_the_architecture_builds_the_same_modules_without_the_checkpoint(family: str, saved: Saved) -> None:
-    found = load_pretrained(
+    result = load_pretrained(
         saved(family)[0], size=32, context=None if family == "swin" else 24, stretch="linear"
     )
-    again = build_pretrained(json.loads(json.dumps(found.architecture)))
-    assert again.architecture == found.architecture
-    for mine, theirs in ((again.image, found.image), (again.text, found.text)):
-        if mine is None or theirs is None:
-            assert mine is theirs
+    again = build_pretrained(json.loads(json.dumps(result.architecture)))
+    assert again.architecture == result.architecture
+    for ours, theirs in ((again.image, result.image), (again.text, result.text)):
+        if ours is None or theirs is None:
+            assert ours is theirs
             continue
-        mine.load_state_dict(theirs.state_dict(), strict=True)
-        assert (mine.width, type(mine)) == (theirs.width, type(theirs))
+        ours.load_state_dict(theirs.state_dict(), strict=True)
+        assert (ours.width, type(ours)) == (theirs.width, type(theirs))
     pixels, (ids, mask) = images(32), texts(24)
     with torch.no_grad():
-        if found.image is not None and again.image is not None:
-            assert torch.equal(found.image(pixels).pooled, again.image(pixels).pooled)
-        if found.text is not None and again.text is not None:
-            assert torch.equal(found.text(ids, mask).pooled, again.text(ids, mask).pooled)
+        if result.image is not None and again.image is not None:
+            assert torch.equal(result.image(pixels).pooled, again.image(pixels).pooled)
+        if result.text is not None and again.text is not None:
+            assert torch.equal(result.text(ids, mask).pooled, again.text(ids, mask).pooled)
 
 
 def test_half_precision_on_disk_is_float32_in_memory(saved: Saved, tmp_path: Path) -> None:
     _, model = saved("clip")
     clip().half().save_pretrained(tmp_path / "half")
-    found = load_pretrained(tmp_path / "half")
-    image, text = both(found)
+    result = load_pretrained(tmp_path / "half")
+    image, text = both(result)
     assert {p.dtype for p in (*image.parameters(), *text.parameters())} == {torch.float32}
-    assert {p.dtype for p in both(build_pretrained(found.architecture))[0].parameters()} == {torch.float32}
-    assert "dtype" not in json.dumps(found.architecture)
+    assert {p.dtype for p in both(build_pretrained(result.architecture))[0].parameters()} == {torch.float32}
+    assert "dtype" not in json.dumps(result.architecture)
     assert model.dtype == torch.float32
 
 
 def test_gradients_reach_every_parameter_of_both_towers(saved: Saved) -> None:
     image, text = both(load_pretrained(saved("clip")[0]))
-    seen, read = image.train()(images(16)), text.train()(*texts())
-    (seen.pooled.sum() + read.pooled.sum()).backward()
+    output, read = image.train()(images(16)), text.train()(*texts())
+    (output.pooled.sum() + read.pooled.sum()).backward()
     assert all(p.grad is not None for p in (*image.parameters(), *text.parameters()))
 
 
@@ -552,16 +552,16 @@ def test_towers_written_as_a_folder_are_read_by_the_library_and_by_us(
     from transformers import AutoModel
 
     folder, model = saved(family)
-    found = load_pretrained(folder)
-    to_hugging_face(found, tmp_path / "out")
-    assert max(parity(found, tmp_path / "out")) < 1e-6
+    result = load_pretrained(folder)
+    to_hugging_face(result, tmp_path / "out")
+    assert max(parity(result, tmp_path / "out")) < 1e-6
     again = AutoModel.from_pretrained(tmp_path / "out").state_dict()
     for name, x in model.state_dict().items():
         close(again[name], x)
         assert again[name].shape == x.shape
-    assert load_pretrained(tmp_path / "out").architecture == found.architecture
+    assert load_pretrained(tmp_path / "out").architecture == result.architecture
     with pytest.raises(UserError, match="is there already"):
-        to_hugging_face(found, tmp_path / "out")
+        to_hugging_face(result, tmp_path / "out")
 
 
 def test_heads_that_a_state_dict_cannot_tell_are_not_written_as_one(saved: Saved, tmp_path: Path) -> None:

@@ -360,8 +360,8 @@ def test_a_small_one_is_its_model_and_a_saved_one_needs_no_file(kind: str, tmp_p
     with torch.no_grad():
         images = model.method.encode_images(Images(pixels.byte(), torch.arange(3)))
         texts = model.method.encode_texts(texts_of([[row] for row in ids.tolist()]))
-        for mine, theirs in zip((images.vector, texts.vector), vectors(pixels, ids), strict=True):
-            close(mine, unit(theirs))
+        for ours, theirs in zip((images.vector, texts.vector), vectors(pixels, ids), strict=True):
+            close(ours, unit(theirs))
         score = model.method.score(images, texts)
     model.save(tmp_path / "out")
     shutil.rmtree(tmp_path / "in")
@@ -402,8 +402,8 @@ def test_a_published_file_is_measured_shown_indexed_and_trained_further(kind: st
     assert call("search", tmp_path / "index", "a red dog") == 0
     assert call("show", file, photo, "--text", "a red dog", "--out", tmp_path / "look.png") == 0
     recipe = tmp_path / "own.yaml"
-    given = {"method": method, "model": {"pretrained": str(file)}, "train": {"max_steps": 2}}
-    recipe.write_text(json.dumps(given))
+    inputs = {"method": method, "model": {"pretrained": str(file)}, "train": {"max_steps": 2}}
+    recipe.write_text(json.dumps(inputs))
     assert call("train", recipe, "--out", tmp_path / "run", "--set", *QUICK) == 0
     before = loading.load(file, device="cpu").method.state_dict()
     file.unlink()

@@ -113,10 +113,10 @@ def test_scores_are_the_cosines_of_the_librarys_own_model(
     family: str, saved: Saved, images: list[Path]
 ) -> None:
     folder, model = saved(family)
-    mine = load(folder).score(images, TEXTS)
+    ours = load(folder).score(images, TEXTS)
     theirs = librarys_cosines(family, folder, model, images)
     assert theirs.std() > 0.01
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
@@ -177,8 +177,8 @@ def test_one_name_for_both_sides_is_the_same_as_two(saved: Saved) -> None:
 
 
 def test_a_side_may_name_another_checkpoint_than_the_shared_one(saved: Saved) -> None:
-    found = begun("clip", pretrained=str(saved("clip")[0]), image={"pretrained": str(saved("vit")[0])})
-    config: Any = found.description.config
+    result = begun("clip", pretrained=str(saved("clip")[0]), image={"pretrained": str(saved("vit")[0])})
+    config: Any = result.description.config
     assert (config.image.architecture["kind"], config.text.architecture["kind"]) == ("vit", "clip")
 
 
@@ -218,9 +218,9 @@ def test_methods_take_every_mixture_of_sides(
         "image": SCRATCH["image"] if image == "scratch" else {"pretrained": str(saved(image)[0])},
         "text": SCRATCH["text"] if text == "scratch" else {"pretrained": str(saved(text)[0])},
     }
-    found = begun(method, **sides)
-    made = found.method()
-    model = Model(found.description, made, tokenizer())
+    result = begun(method, **sides)
+    made = result.method()
+    model = Model(result.description, made, tokenizer())
     assert model.encode(images=images).vector.shape == (3, width)
     assert model.score(images, TEXTS).shape == (3, 4)
     towers: Any = made.towers
@@ -266,16 +266,16 @@ def test_a_finetuned_model_is_built_again_without_the_checkpoint(saved: Saved, t
     """From model.json alone, sizes other than the checkpoint's included."""
     gone = tmp_path / "gone"
     shutil.copytree(saved("clip")[0], gone)
-    found = begun(
+    result = begun(
         "clip",
         image={"pretrained": str(gone), "size": 24},
         text={"pretrained": str(gone), "context": 40, "stretch": "linear"},
     )
-    made = found.method()
-    write_description(tmp_path, found.description)
+    made = result.method()
+    write_description(tmp_path, result.description)
     shutil.rmtree(gone)
     description = read_description(tmp_path)
-    assert description == found.description
+    assert description == result.description
     again = build(description)
     again.load_state_dict(made.state_dict(), strict=True)
     assert (again.size, again.context, again.grid) == (24, 40, (6, 6))
@@ -285,10 +285,10 @@ def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: P
     from grainline.data.tokenizers.tokenizer import Tokenizer
 
     Tokenizer.train(["a b c d"] * 2, vocab=520).save(tmp_path)
-    found = begun("clip", **both(saved("clip")[0]))
-    assert found.tokenizer().to_json() == tokenizer().to_json()
+    result = begun("clip", **both(saved("clip")[0]))
+    assert result.tokenizer().to_json() == tokenizer().to_json()
     with pytest.raises(UserError, match=r"has 51\d tokens, the model 556"):
-        found.tokenizer(str(tmp_path))
+        result.tokenizer(str(tmp_path))
 
 
 # Mistakes in both forms of a side
@@ -330,10 +330,10 @@ def test_a_checkpoint_is_a_model_by_its_folder_or_file(
     model = OpenAI(vocab=556)
     save_state(model, tmp_path / "weights.safetensors")
     tokenizer().save(tmp_path)
-    found = load(tmp_path / "weights.safetensors")
-    assert found.description.method == "clip"
-    assert found.tokenizer.vocab == 556
-    assert found.score(images, TEXTS).shape == (3, 4)
+    result = load(tmp_path / "weights.safetensors")
+    assert result.description.method == "clip"
+    assert result.tokenizer.vocab == 556
+    assert result.score(images, TEXTS).shape == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -361,12 +361,12 @@ def test_a_run_folder_wins_over_what_a_name_could_mean(
 def test_the_fingerprint_knows_the_weights_and_not_the_place(saved: Saved, tmp_path: Path) -> None:
     folder, _ = saved("clip")
     shutil.copytree(folder, tmp_path / "moved")
-    here, there = load(folder), load(tmp_path / "moved")
-    assert fingerprint(here) == fingerprint(there)
+    place, place_map = load(folder), load(tmp_path / "moved")
+    assert fingerprint(place) == fingerprint(place_map)
     with torch.no_grad():
-        next(there.method.parameters()).add_(1e-3)
-    assert fingerprint(here) != fingerprint(there)
-    assert fingerprint(here) != fingerprint(load(saved("siglip")[0]))
+        next(place_map.method.parameters()).add_(1e-3)
+    assert fingerprint(place) != fingerprint(place_map)
+    assert fingerprint(place) != fingerprint(load(saved("siglip")[0]))
 
 
 # The hub

@@ -52,12 +52,12 @@ def file(model: Any, tmp_path: Path) -> Path:
 
 
 def test_a_state_dict_is_the_model_it_came_from(file: Path, model: Any) -> None:
-    found = load_pretrained(file)
-    same(found, model)
-    assert (found.image.width, found.image.size, found.image.grid) == (128, 16, (4, 4))
-    assert (found.text.width, found.text.context, found.text.vocab) == (64, 30, 300)
-    assert (found.tokenizer, found.left_out) == (None, ())
-    config = found.architecture["config"]
+    result = load_pretrained(file)
+    same(result, model)
+    assert (result.image.width, result.image.size, result.image.grid) == (128, 16, (4, 4))
+    assert (result.text.width, result.text.context, result.text.vocab) == (64, 30, 300)
+    assert (result.tokenizer, result.left_out) == (None, ())
+    config = result.architecture["config"]
     assert [config[side]["num_attention_heads"] for side in ("vision_config", "text_config")] == [2, 1]
     assert [config[side]["num_hidden_layers"] for side in ("vision_config", "text_config")] == [2, 3]
 
@@ -97,16 +97,16 @@ def test_the_activation_is_what_the_file_shows_and_a_guess_is_said(
 def test_long_clip_has_two_tables_of_positions_and_quick_gelu(form: Any, tmp_path: Path) -> None:
     model = shaken(LongCLIP())
     torch.save(form(model.state_dict()), tmp_path / "longclip.pt")
-    found = load_pretrained(tmp_path / "longclip.pt")
-    same(found, model)
-    assert torch.equal(found.text.model.embeddings.position_embedding.weight, model.positions())
+    result = load_pretrained(tmp_path / "longclip.pt")
+    same(result, model)
+    assert torch.equal(result.text.model.embeddings.position_embedding.weight, model.positions())
 
 
 @torch.no_grad()
 def test_positions_of_a_state_dict_are_stretched_as_long_clip_does(file: Path, model: Any) -> None:
-    found = load_pretrained(file, context=60)
+    result = load_pretrained(file, context=60)
     model.positional_embedding = torch.nn.Parameter(stretch_keep(model.positional_embedding))
-    same(found, model)
+    same(result, model)
 
 
 def trained(state: dict[str, Tensor]) -> Any:
@@ -164,9 +164,9 @@ def test_the_forms_in_which_such_state_dicts_lie_around_are_read(
 ) -> None:
     model.load_state_dict({name: x.half().float() for name, x in model.state_dict().items()})
     torch.save(form(model.state_dict()), tmp_path / "x.pt")
-    found = load_pretrained(tmp_path / "x.pt", quick_gelu=True)
-    same(found, model)
-    assert {p.dtype for p in found.image.parameters()} == {torch.float32}
+    result = load_pretrained(tmp_path / "x.pt", quick_gelu=True)
+    same(result, model)
+    assert {p.dtype for p in result.image.parameters()} == {torch.float32}
 
 
 def test_what_is_chosen_or_not_known_among_wrappers_is_said(
@@ -205,9 +205,9 @@ def test_a_folder_of_open_clip_says_activation_pixels_and_tokenizer(model: Any, 
     config = {"model_cfg": body, "preprocess_cfg": {"mean": list(MEAN), "std": list(SPREAD)}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     (tmp_path / "tokenizer.json").write_text("{}")
-    found = load_pretrained(tmp_path)
-    same(found, model)
-    assert found.tokenizer == str(tmp_path)
+    result = load_pretrained(tmp_path)
+    same(result, model)
+    assert result.tokenizer == str(tmp_path)
     (tmp_path / "open_clip_config.json").write_text(json.dumps(body))
     same(load_pretrained(tmp_path), model)  # a config without model_cfg, as in open_clip's own list of models
     del body["quick_gelu"]
@@ -438,13 +438,13 @@ def test_a_forged_archive_is_one_line(data: bytes, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_clip_goes_to_open_clips_form_and_back(file: Path, model: Any, tmp_path: Path) -> None:
-    found = load_pretrained(file)
-    to_open_clip(found, tmp_path / "out" / "x.safetensors")
+    result = load_pretrained(file)
+    to_open_clip(result, tmp_path / "out" / "x.safetensors")
     written = load_file(tmp_path / "out" / "x.safetensors")
     assert written.keys() == model.state_dict().keys()
     for name, x in model.state_dict().items():
         close(written[name], x)
-    assert max(parity(found, tmp_path / "out" / "x.safetensors")) < 1e-6
+    assert max(parity(result, tmp_path / "out" / "x.safetensors")) < 1e-6
 
 
 @torch.no_grad()
@@ -453,9 +453,9 @@ def test_a_clip_of_openai_goes_to_a_hugging_face_folder_where_the_library_finds_
 ) -> None:
     from transformers import CLIPModel
 
-    found = load_pretrained(file)
-    to_hugging_face(found, tmp_path / "hf")
-    assert max(parity(found, tmp_path / "hf")) < 1e-6
+    result = load_pretrained(file)
+    to_hugging_face(result, tmp_path / "hf")
+    assert max(parity(result, tmp_path / "hf")) < 1e-6
     theirs = CLIPModel.from_pretrained(tmp_path / "hf").eval()
     ids, mask = texts()
     close(theirs.get_text_features(input_ids=ids, attention_mask=mask).pooler_output, model.encode_text(ids))
@@ -463,8 +463,8 @@ def test_a_clip_of_openai_goes_to_a_hugging_face_folder_where_the_library_finds_
 
 @torch.no_grad()
 def test_parity_sees_a_tower_that_moved(file: Path) -> None:
-    found = load_pretrained(file)
-    found.image.model.post_layernorm.bias += torch.randn(128)
-    moved = parity(found, file)
+    result = load_pretrained(file)
+    result.image.model.post_layernorm.bias += torch.randn(128)
+    moved = parity(result, file)
     assert moved.image > 1e-3
     assert moved.text == 0.0

@@ -44,13 +44,13 @@ def text_of(folder: Path, **options: Any) -> TextEncoder:
 
 def vectors(folder: Path, texts: list[str]) -> Tensor:
     """The vectors of texts, by the tokenizer of a folder."""
-    found = load_pretrained(folder)
-    rows = load_tokenizer(found.tokenizer, vocab=found.text.vocab).encode(texts, found.text.context).ids
+    result = load_pretrained(folder)
+    rows = load_tokenizer(result.tokenizer, vocab=result.text.vocab).encode(texts, result.text.context).ids
     longest = max(map(len, rows))
     mask = torch.tensor([[place < len(row) for place in range(longest)] for row in rows])
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
     with torch.no_grad():
-        return found.text(ids, mask).pooled
+        return result.text(ids, mask).pooled
 
 
 # Kinds of the library
@@ -334,9 +334,9 @@ def test_a_folder_gives_the_vectors_of_sentence_transformers(
         for module in [*model][1:]:
             alone = module(alone)
         close(read.tokens[:, 2], alone["sentence_embedding"])
-    found = load_pretrained(folder)
-    built = build_pretrained(json.loads(json.dumps(found.architecture))).text
-    built.fill(found.text.library_state())
+    result = load_pretrained(folder)
+    built = build_pretrained(json.loads(json.dumps(result.architecture))).text
+    built.fill(result.text.library_state())
     assert torch.equal(built(ids, mask).pooled, read.pooled)
     empty = text(ids, torch.zeros_like(mask)).pooled
     assert torch.equal(empty, torch.zeros_like(empty))

@@ -1,7 +1,6 @@
 """CLIP: Hugging Face folders, and state dicts with the names of OpenAI; and GroupViT.
 
-Such state dicts are those of OpenAI itself, of open_clip and of Long-CLIP. Widths, depths and the rest are
-deduced from the shapes; heads are 64 wide except in a few large models.
+Such state dicts are those of OpenAI itself, of open_clip and of Long-CLIP; shapes show widths and depths.
 """
 
 import math
@@ -160,12 +159,9 @@ NAMES: Names = (  # theirs, those of transformers; the first that a name begins 
     ("text_projection", "text_projection.weight"),
 )
 IN_BLOCKS: Names = (
-    (".ln_1.", ".layer_norm1."),
-    (".ln_2.", ".layer_norm2."),
-    (".attn.", ".self_attn."),
-    (".mlp.c_fc.", ".mlp.fc1."),
-    (".mlp.c_proj.", ".mlp.fc2."),
-)
+    (".ln_1.", ".layer_norm1."), (".ln_2.", ".layer_norm2."), (".attn.", ".self_attn."),
+    (".mlp.c_fc.", ".mlp.fc1."), (".mlp.c_proj.", ".mlp.fc2."),
+)  # fmt: skip
 _UNUSED = "mask_net"  # layers of SmartCLIP that only its training reads
 
 
@@ -197,10 +193,7 @@ _TABLES = (  # tensors from whose shapes the architecture is deduced
 def _deduced(
     file: Path, state: Mapping[str, Tensor], quick: bool, settings: tuple[Mapping[str, Any], ...] | None
 ) -> dict[str, Any]:
-    """The config: widths, depths and the rest, from the shapes of the tensors.
-
-    settings  of images and of texts by open_clip, which give the heads; None: they follow from the widths
-    """
+    """The config, from the shapes of the tensors. settings: of images and texts by open_clip, with heads"""
     absent = [name for name in _TABLES if name not in state or state[name].ndim < 2 or not len(state[name])]
     if absent and any(name.startswith(("vision_model.", "text_model.")) for name in state):
         raise UserError(f"{file} has the names of a Hugging Face model, whose config.json is needed too")

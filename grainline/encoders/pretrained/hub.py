@@ -1,8 +1,7 @@
 """Sources of checkpoints: the Hugging Face hub, packages of the Python registry; and transformers.
 
-Hub and library are loaded late, and their errors become one line. A model of the hub is a folder of its
-cache. All later code reads that folder, so a name costs one request, and nothing waits for a network that is
-not there.
+Hub and library are loaded late. A model of the hub is a folder of its cache, which all later code reads: a
+name costs one request, and nothing waits for a network that is not there.
 """
 
 import hashlib
@@ -218,8 +217,7 @@ def note_unknown_fields(folder: Path, model_type: str) -> None:
 
 
 # Checkpoints inside packages of the Python registry, named `pip:` and a key of PACKAGES. The metadata of an
-# installed package says where its files are, so none of its code runs, and each file is read only if it has
-# the sha256 that stands here.
+# installed package says where its files are, so none of its code runs, and each file must have its sha256.
 
 PREFIX = "pip:"
 STARTER = 'pip install "grainline[starter]" -c constraints.txt'
@@ -263,10 +261,10 @@ def package_file(name: str) -> Path:
     if package is None:
         raise UserError(f"{name} is not known; allowed are {', '.join(PREFIX + x for x in PACKAGES)}")
     first = next(iter(package.sha256))
-    folders = {one: folder for one in package.distributions if (folder := _folder(one, first)) is not None}
-    if not folders:
+    folders = ((one, folder) for one in package.distributions if (folder := _folder(one, first)))
+    distribution, folder = next(folders, ("", None))
+    if folder is None:
         raise UserError(f"{name} is not installed: `{STARTER}` brings it")
-    distribution, folder = next(iter(folders.items()))
     for file, sha256 in package.sha256.items():
         content = (folder / file).read_bytes() if (folder / file).is_file() else None
         digest = "none: there is no file" if content is None else hashlib.sha256(content).hexdigest()
@@ -278,8 +276,7 @@ def package_file(name: str) -> Path:
 
 def _folder(distribution: str, file: str) -> Path | None:
     """The folder in which an installed package has a file of this name; None where it is not installed."""
-    try:
-        files = metadata.files(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-    return next((Path(str(path.locate())).parent for path in files or () if path.name == file), None)
+    with suppress(metadata.PackageNotFoundError):
+        files = metadata.files(distribution) or ()
+        return next((Path(str(path.locate())).parent for path in files if path.name == file), None)
+    return None

@@ -1,9 +1,8 @@
 """Image encoders that know no texts: one table of those of the transformers library, and EfficientNet-Lite.
 
 Tokens are the last patches, or the cells of the last feature map in reading order. What sums up an image is
-what the library's own classifier or pooler of the kind reads: the class token where it is trained to, else
-the mean, behind the same norm as every cell. DINOv2's classifier reads class token and mean side by side;
-here it is the class token alone, as in its pooler. Registers and DEiT's distillation token are neither.
+what the library's own classifier or pooler of the kind reads: the class token where it is trained to (of
+DINOv2 alone, as in its pooler), else the mean, behind the same norm as every cell.
 """
 
 import math
@@ -136,9 +135,8 @@ class Vision(LibraryKind):
 
 
 # EfficientNet-Lite, from a file with the names of efficientnet-pytorch: EfficientNet (Tan and Le, arXiv
-# 1905.11946) without squeeze-and-excitation, with ReLU6, and with a stem and a head that no width multiplier
-# changes. The weights were trained in TensorFlow: convolutions pad as "same" does there, and pixels are
-# (byte - 127) / 128.
+# 1905.11946) without squeeze-and-excitation, with ReLU6, and with stem and head of one width. The weights are
+# of TensorFlow: convolutions pad as "same" does there, and pixels are (byte - 127) / 128.
 
 STRIDE = 32
 STEM, HEAD = 32, 1280  # channels
@@ -153,13 +151,11 @@ SIZES = {  # width and depth multipliers, side of the images
 PIECE = 4  # images that pass the network together on a CPU: what they become fits its cache
 
 
-def conv_norm(x: Tensor, conv: nn.Conv2d, norm: FixedNorm) -> Tensor:
+def conv_norm(x: Tensor, conv: nn.Conv2d, norm: Any) -> Tensor:
     """Convolution and norm as one: x [N, C, H, W] -> [N, D, ceil(H / stride), ceil(W / stride)]
 
     "same" of TensorFlow pads for that size, and an odd pixel stands on the right or below.
     """
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
     scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
     weight, bias = conv.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
     kernel, stride = conv.kernel_size[0], conv.stride[0]
@@ -228,11 +224,9 @@ class EfficientNetLiteImage(ImageEncoder):
 
     def forward(self, pixels: Tensor) -> ImageTokens:
         x = self.normalised(pixels)
-        if x.device.type == "cpu" and not torch.is_grad_enabled() and not is_static():
-            cells = torch.cat([self.model(piece) for piece in x.split(PIECE)])
-        else:
-            cells = self.model(x)
-        return self.read(cells.flatten(2).mT)
+        one_by_one = x.device.type == "cpu" and not torch.is_grad_enabled() and not is_static()
+        pieces = x.split(PIECE) if one_by_one else (x,)
+        return self.read(torch.cat([self.model(piece) for piece in pieces]).flatten(2).mT)
 
 
 class EfficientNetLiteKind(Kind):

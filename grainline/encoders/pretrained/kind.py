@@ -74,16 +74,12 @@ def checkpoint_of(side: Config) -> PretrainedConfig | None:
 
 
 class Options(NamedTuple):
-    """Choices of a recipe for a checkpoint; None: as the checkpoint has it.
-
-    Weights do not show the activation of a CLIP: files of OpenAI, of Long-CLIP and with "quickgelu" in their
-    name have the quick GELU. Give `quick_gelu` for OpenAI's weights in a file of another kind.
-    """
+    """Choices of a recipe for a checkpoint; None: as the checkpoint has it."""
 
     size: int | None = None  # side of the images: positions become a finer or coarser grid (`to_grid`)
     context: int | None = None  # longest text in tokens: positions are stretched or cut (`to_context`)
     stretch: Stretch = "keep"
-    quick_gelu: bool | None = None  # x * sigmoid(1.702 x) in place of GELU, in a CLIP
+    quick_gelu: bool | None = None  # x * sigmoid(1.702 x) in place of GELU, where a CLIP does not show it
     resize: Literal["crop", "squash"] | None = None  # the middle, or the whole image; both without a margin
     pool: Pool | None = None  # how the states of a text encoder are summed up
     max_num_patches: int | None = None  # of an image that a NaFlex reads

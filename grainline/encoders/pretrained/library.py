@@ -1,8 +1,6 @@
 """Kinds of checkpoints that the transformers library builds: Hugging Face folders, read strictly.
 
-Pixels are normalised inside, padding never counts, the summary of a text is its last real token where the
-library searches for an end token (in one text they are the same), and patches pass the same last layers as
-the summary.
+Pixels are normalised inside, padding never counts, and patches pass the same last layers as the summary.
 """
 
 import json

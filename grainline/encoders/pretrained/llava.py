@@ -1,8 +1,7 @@
 """Descriptions by LLaVA, through the transformers library: images to sampled texts, the same each time.
 
-Liu et al., arXiv 2304.08485 and 2310.03744. Tokens are sampled with top-p 0.9 at temperature 0.2. Every image
-has its own random numbers, so neither batch nor order changes the sample, except by the rounding of products
-of other shapes. Prompts are padded on the left; the prompt is no part of the answer.
+Liu et al., arXiv 2304.08485 and 2310.03744. Every image has its own random numbers, so neither batch nor
+order changes the sample, except by rounding.
 """
 
 import hashlib
@@ -80,13 +79,13 @@ class Llava:
         options = {"max_new_tokens": tokens, "do_sample": False, "logits_processor": sampling}
         with quiet():
             out = self.model.generate(**inputs, **options)
-        return [self._generated(ids, tokens) for ids in out[:, inputs["input_ids"].shape[1] :].tolist()]
-
-    def _generated(self, ids: list[int], limit: int) -> Generated:
-        end = next((i for i, token in enumerate(ids) if token in self.ends), None)
-        tokens = ids[:end]  # padding follows the end
-        text = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
-        return Generated(" ".join(text.split()), len(tokens), end is None and len(tokens) >= limit)
+        results = []
+        for ids in out[:, inputs["input_ids"].shape[1] :].tolist():
+            end = next((i for i, token in enumerate(ids) if token in self.ends), None)
+            text = self.processor.tokenizer.decode(ids[:end], skip_special_tokens=True)  # padding follows
+            number = len(ids[:end])
+            results.append(Generated(" ".join(text.split()), number, end is None and number >= tokens))
+        return results
 
 
 def _sampler(seeds: Sequence[int]) -> Any:

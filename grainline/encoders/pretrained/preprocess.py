@@ -50,11 +50,9 @@ _OWN = "crop_pct", "rescale_offset", "include_top", "patch_size", "max_num_patch
 
 def check_known(settings: Mapping[str, Any], known: Collection[str], where: str) -> None:
     """UserError for settings outside of those that are known, unless they are null or false."""
-    unknown = [
-        f"{name} {x!r}" for name, x in settings.items() if name not in known and x not in (None, False)
-    ]
-    if unknown:
-        raise UserError(f"{where} has settings that cannot be obeyed: {', '.join(unknown)}")
+    other = {name: x for name, x in settings.items() if name not in known and x not in (None, False)}
+    if unknown := ", ".join(f"{name} {x!r}" for name, x in other.items()):
+        raise UserError(f"{where} has settings that cannot be obeyed: {unknown}")
 
 
 def of_hugging_face(

@@ -127,10 +127,7 @@ class Naflex(Siglip):
 
 
 class FgClip2(Naflex):
-    """FG-CLIP 2: short texts, longer ones and texts of boxes each have a head, and longer ones own positions.
-
-    `walk_type` chooses; without it a context of up to that of short texts is short, any other long.
-    """
+    """FG-CLIP 2: short, longer and box texts each have a head, and longer ones positions of their own."""
 
     model_type = "siglip2"
 
@@ -148,7 +145,7 @@ class FgClip2(Naflex):
         if not state.keys() >= {*own}:
             raise UserError(f"{folder} is an FG-CLIP 2 that lacks one of {', '.join(own)}; fetch it again")
         extra = {key: state.pop(key) for key in own}
-        short = (options.context or math.inf) <= text["max_position_embeddings"]
+        short = (options.context or math.inf) <= text["max_position_embeddings"]  # any other is long
         way = options.walk_type or ("short" if short else "long")
         if way == "long":
             first, rest = (extra[key] for key in own[:2])
