@@ -58,11 +58,8 @@ def escape_controls(text: str) -> str:
     >>> escape_controls("a\\nb \\x1b[2J \\udcff dog")
     'a\\\\nb \\\\x1b[2J \\\\udcff dog'
     """
-    return "".join(c.encode("unicode_escape").decode() if _acts(c) else c for c in text)
-
-
-def _acts(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in TURNING
+    acts = {c for c in {*text} if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in TURNING}
+    return "".join(c.encode("unicode_escape").decode() if c in acts else c for c in text)
 
 
 def suggestion(name: str, allowed: Iterable[str]) -> str:
@@ -74,10 +71,10 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     (' (did you mean tgt/paper?)', ' (did you mean train.max_steps?)')
     """
     letters = {one.casefold(): one for one in sorted(set(allowed) - {name}, key=lambda x: (x.count("/"), x))}
-    parts, given = {one: re.split(r"[/.]", one) for one in letters}, name.casefold()
-    near = [one for one in parts if given in parts[one]] or get_close_matches(given, letters, cutoff=0.7)
+    parts, wrong = {one: re.split(r"[/.]", one) for one in letters}, name.casefold()
+    near = [one for one in parts if wrong in parts[one]] or get_close_matches(wrong, letters, cutoff=0.7)
     if not near:
-        part = get_close_matches(given, [part for one in parts.values() for part in one], n=1, cutoff=0.8)
+        part = get_close_matches(wrong, [part for one in parts.values() for part in one], n=1, cutoff=0.8)
         near = [one for one in parts if {*part} & {*parts[one]}]
     near = [letters[one] for one in near[:3]]
     return f" (did you mean {' or '.join(near)}?)" if near else ""

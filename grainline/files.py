@@ -1,7 +1,7 @@
 """Atomic files, sealed folders, a restricted unpickler, and one writer at a time in a folder.
 
 A file is replaced behind links; a pipe or a device is never replaced. A sealed folder holds `state.json` with
-the size and sha256 of every other file and of itself. `Unpickler` reads pickles and imports nothing.
+the size and sha256 of every other file and of itself.
 """
 
 import errno
@@ -29,9 +29,7 @@ from grainline.system import read_plain as read_plain
 
 STATE = "state.json"
 PAGE = 2**16  # bytes of one checksum, in files too large to be read whole
-
 _SAVING, _REPLACED = ".saving-", ".replaced-"  # hidden: not yet in place, and moved away for a replacement
-
 _FOLDERS = re.compile(r"(?<![\w./\\])(?:~|[A-Za-z]:)?[/\\](?:[^/\\?,]+[/\\])+")
 WRITE_ERRORS = (OSError, SafetensorError)
 
@@ -45,8 +43,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
     Tied tensors are written once for each name: the format knows no sharing.
     """
-    storages: set[int] = set()
-    flat = {}
+    flat, storages = dict[str, Tensor](), set[int]()
     for name, tensor in tensors.items():
         tensor = tensor.detach().contiguous()
         start = tensor.untyped_storage().data_ptr()
@@ -118,10 +115,7 @@ def seal(folder: Path, body: Mapping[str, Any]) -> None:
 
 
 def unseal(folder: Path, only: Collection[str] | None = None) -> dict[str, Any]:
-    """Check every file; returns the body that `seal` wrote. Raises Corrupt.
-
-    only  the files to check, where others are not needed and may be missing; None: all
-    """
+    """Check every file, or `only` some; returns the body that `seal` wrote. Raises Corrupt."""
     body = read_sealed(folder / STATE)
     sums = body.pop("files")
     check_files(folder, {name: x for name, x in sums.items() if only is None or name in only})
@@ -326,9 +320,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 class Unpickler(pickle.Unpickler):
     """Reads a pickle with a fixed set of names; nothing else is imported or called.
 
-    known  (module, name) -> the object in its place
-
-    Raises pickle.UnpicklingError for any other name, and for objects outside of the pickle.
+    known  (module, name) -> the object in its place; pickle.UnpicklingError for any other name
     """
 
     def __init__(
@@ -384,14 +376,13 @@ def one_writer(folder: Path, what: str, hint: str = "wait until it ends") -> Ite
         os.close(file)
 
 
-_open: set[int] = set()
+_open = set[int]()
 
 
 def _close_in_child() -> None:
     """Close lock files in a forked child, or a data loader that outlives this process would keep the lock."""
-    for file in _open:
-        os.close(file)
-    _open.clear()
+    while _open:
+        os.close(_open.pop())
 
 
 if hasattr(os, "register_at_fork"):  # where a process can fork

@@ -1,21 +1,25 @@
-"""A model as a folder that `grainline.load` reads, its model card, and the Hugging Face hub.
+"""A model as a folder that `grainline.load` reads, its identity, its model card, and the Hugging Face hub.
 
 The folder has model.json, tokenizer.json, model.safetensors and README.md, the model card. It holds no
 optimizer; a run is resumed from its own folder. Other people read it: of a path it has the last part alone.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 import yaml
 from torch import nn
 
 from grainline import __version__
 from grainline.build import Description, write_description
+from grainline.config import Config
 from grainline.data.tokenizers.tokenizer import TextTokenizer
+from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig, sides_of
 from grainline.errors import UserError
 from grainline.files import read_plain, reason, without_folders, write_text
 from grainline.report.page import render
@@ -46,12 +50,9 @@ def save(
 
 
 def push(folder_of: Any, name: str, *, private: bool, token: str | None, message: str) -> str:
-    """Upload a model to the hub and return the address of the commit.
+    """Upload a model to the hub as owner/model: the address of the commit. UserError with the hub's reason.
 
     folder_of  writes the model into the folder that it is called with
-    name       owner/model
-
-    Raises UserError with the hub's reason where it refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
@@ -90,7 +91,9 @@ def model_card(
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    measured = measured or last_validation(run)
+    if not measured and (last := last_validation(run)):
+        metrics: list[Metric] = [{"name": name, "value": value} for name, value in last["metrics"].items()]
+        measured = [(f"validation at step {last['step']}, recalls in %", metrics)]
     results = [
         EvalResult("image-text-retrieval", where, where, metric["name"], metric["value"])
         for where, metrics in measured
@@ -138,10 +141,7 @@ def training_facts(run: Path) -> dict[str, str]:
 
 
 def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
-    """The data and the metrics of a result, from a JSON file of `grainline evaluate`.
-
-    fingerprint  of the model that was measured, or UserError
-    """
+    """The data and the metrics of a JSON file of `grainline evaluate`. UserError for one of another model."""
     try:
         values = json.loads(read_plain(path))
         model, other = values["settings"]["model"], values["settings"].get("fingerprint")
@@ -154,24 +154,86 @@ def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
     return where, metrics
 
 
-def last_validation(run: Path | None) -> list[tuple[str, list[Metric]]]:
-    """The metrics of the last validation of a run, without intervals; [] without one."""
-    if not (last := _last_validation(run)):
-        return []
-    metrics: list[Metric] = [{"name": name, "value": value} for name, value in last["metrics"].items()]
-    return [(f"validation at step {last['step']}, recalls in %", metrics)]
-
-
 def weakness(run: Path | None) -> str:
     """A sentence that a run is near chance, by its last validation; "" where it is better, or unknown."""
-    last = _last_validation(run)
+    last = last_validation(run)
     rank, images = last.get("metrics", {}).get("text to image median rank", 0), last.get("images") or 0
     near = f"near chance: it finds the right image of its validation data at rank {rank:,g} of {images:,}"
     return f"This run is {near} (median). What it shows of a text means little." * (0 < images < 4 * rank)
 
 
-def _last_validation(run: Path | None) -> dict[str, Any]:
+def last_validation(run: Path | None) -> dict[str, Any]:
+    """The line of the log about the last validation of a run; empty without one."""
     if run is None or not (run / "log.jsonl").is_file():
         return {}
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     return next((line for line in reversed(lines) if line["kind"] == "validation"), {})
+
+
+# The identity of a model: a fingerprint of everything that its vectors depend on.
+
+LATER: tuple[tuple[str, Any], ...] = (("patches", "attention"), ("resize", None), ("scoring", "whole"))
+LATER += (("pool", None), ("max_num_patches", None), ("walk_type", None))
+"""Fields that came after the first indexes, with the values that these indexes have."""
+
+
+def fingerprint(model: Any) -> str:
+    """sha256 over the method of a `Model`, its config, all weights by name, and the tokenizer.
+
+    It does not depend on the path of a checkpoint, which weights and architecture describe, nor on what
+    learns.
+    """
+    config: dict[str, Any] = {}
+    for name, x in model.description.config.model_dump(mode="json").items():
+        if isinstance(x, dict):
+            own = _without_paths(x)
+            config[name] = _with_version({k: y for k, y in own.items() if (k, y) not in LATER})
+        elif name not in ("pretrained", "dropout") and (name, x) not in LATER:
+            config[name] = x
+    return _digest([model.description.method, config, model.tokenizer.to_json()], model.method)
+
+
+def image_fingerprint(side: Config, encoder: nn.Module) -> str:
+    """16 hex digits of a sha256 over an image encoder in evaluation: its config and its weights.
+
+    side  the config of the image side of a method
+
+    Neither the text side nor the way from images to squares is part of it.
+    """
+    facts = side.model_dump(mode="json", exclude={"drop_path", "dropout"})  # for training alone
+    if isinstance(side, PretrainedImageConfig):
+        assert side.architecture is not None, "read by `start`"
+        names = ("kind", "mean", "spread")
+        facts = {name: side.architecture[name] for name in names} | {"patches": side.patches}
+        facts["config"] = sides_of(side.architecture)["image"]
+    if "superpixels" in facts:
+        del facts["superpixels"]["checkpoint"]  # a path
+        facts = _without_paths(facts)
+    return _digest(_with_version(facts), encoder)[:16]
+
+
+def text_fingerprint(side: PretrainedTextConfig, encoder: nn.Module, tokenizer: Any) -> str:
+    """The same over a text encoder from a checkpoint, and its tokenizer."""
+    return _digest([side.architecture, tokenizer.to_json()], encoder)[:16]
+
+
+def _without_paths(side: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a side, and of the encoder inside it, that vectors depend on."""
+    out = {k: x for k, x in side.items() if k not in ("pretrained", "frozen_positions", "tune", "rate")}
+    encoder = out.pop("encoder", None)
+    return out if encoder is None else out | {"encoder": _without_paths(encoder)}
+
+
+def _with_version(side: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a side, with the version of its superpixels: by k-means they are in one piece since 2."""
+    superpixels = side.get("superpixels") or {}
+    version = {"version": 2} if superpixels.get("kind") == "kmeans" else {}
+    return side | {"superpixels": superpixels | version} if superpixels else side
+
+
+def _digest(facts: Any, module: nn.Module) -> str:
+    total = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(module.state_dict().items()):
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()

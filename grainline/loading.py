@@ -62,8 +62,8 @@ def load(  # noqa: PLR0913 - each is a choice of the caller
         run = find_run(folder) if (folder / "model.json").is_file() else None
     if run is None:
         model = _load_others(path, folder, scoring, patches, context=context, walk_type=walk_type)
-    elif given := [name for name, x in (("context", context), ("walk_type", walk_type)) if x is not None]:
-        raise UserError(f"{given[0]} is for checkpoints of others, and {path} is a run, which has its own")
+    elif names := [name for name, x in (("context", context), ("walk_type", walk_type)) if x is not None]:
+        raise UserError(f"{names[0]} is for checkpoints of others, and {path} is a run, which has its own")
     else:
         home, weights = run
         with trusting(everything=trust_code):
@@ -93,9 +93,7 @@ def _load_others(
     kind = checkpoint.architecture["kind"]
     if kind_of(checkpoint.architecture).space(checkpoint.architecture) is None:
         side = "image" if checkpoint.image is None else "text"
-        raise UserError(
-            f"{name} ({kind}) has no {side} side, so it cannot score; train a recipe that begins with it"
-        )
+        raise UserError(f"{name} ({kind}) has no {side} side, so it cannot score; train a recipe with it")
     method = checkpoint.published.method or ("clip" if kind == "groupvit" else kind)  # cosines too
     start_point = start(Description(method, method_config(method, settings, str(name))), checkpoint)
     description = with_patches(scored(start_point.description, scoring), patches)
@@ -123,7 +121,7 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
         return None
     if home is None:
         wrong = f"no model.json of `grainline train`, no {' or '.join(SETTINGS)}, and no lone file of weights"
-        raise UserError(f"{place} holds no model: {wrong}")
+        raise UserError(f"{place} holds {wrong}")
     steps = {step.with_name(original_name(step)) for step in home.glob("checkpoints/*step-*")}
     steps = {step for step in steps if step.name.startswith("step-")}  # without unfinished ones
     candidates = map(existing_folder, (place, home / "last", *sorted(steps, reverse=True)))

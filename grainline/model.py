@@ -29,7 +29,7 @@ from grainline.data.texts import TokenizedParts, encode_parts, windows
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.transforms import Box, EvalTransform
 from grainline.errors import UserError, checked, path_of
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.methods.base import Method
 from grainline.methods.heat import heat_of, heat_overlay, mask_of, over_image, read_area, token_heat
 from grainline.nn.quantization import Precision, quantize
@@ -186,8 +186,8 @@ class Model:
 
         a, b  `Encoded` rows, as `encode` returns them; of methods of one vector also bare floats
 
-        Images against texts get the method's own score, which for many methods is no cosine. Two sides of
-        images, or of texts, get the cosine of their vectors.
+        Images against texts get the method's own score. Two sides of images, or of texts, get the cosine of
+        their vectors.
         """
         bare = not (isinstance(a, Encoded) and isinstance(b, Encoded))
         if bare and self.method.pairwise:

@@ -21,21 +21,17 @@ def progress(what: str, unit: str = "images", *, show: bool | None = None) -> It
     """
     from tqdm.std import tqdm  # tqdm.auto warns where ipywidgets are missing; plain text works in both
 
-    disable = not (_interactive() if show is None else show)
-    with tqdm(desc=what, unit=f" {unit}", leave=False, disable=disable, file=sys.stderr) as bar:
+    if show is None:
+        shell = sys.modules.get("IPython")
+        notebook = shell.get_ipython() if shell is not None else None
+        show = sys.stderr.isatty() or "IPKernelApp" in getattr(notebook, "config", ())
+    with tqdm(desc=what, unit=f" {unit}", leave=False, disable=not show, file=sys.stderr) as bar:
 
         def step(done: int, total: int) -> None:
             bar.total = total or None
             bar.update(done - bar.n)
 
         yield step
-
-
-def _interactive() -> bool:
-    """Whether somebody watches: a terminal, or a kernel of Jupyter."""
-    shell = sys.modules.get("IPython")
-    notebook = shell.get_ipython() if shell is not None else None
-    return sys.stderr.isatty() or "IPKernelApp" in getattr(notebook, "config", ())
 
 
 def in_order(

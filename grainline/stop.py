@@ -8,20 +8,18 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-AT_ONCE: dict[signal.Signals, Any] = {
+AT_ONCE: dict[signal.Signals, Any] = {  # the default handlers of these signals in Python
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
 }
-"""The default handlers of these signals in Python."""
 
 
 class Stopped(Exception):
     """A signal stopped the work. The message explains how to resume it."""
 
     def __init__(self, number: int, message: str) -> None:
-        """number  of the signal; the exit code is 128 + number, as in shells"""
         super().__init__(message)
-        self.code = 128 + number
+        self.code = 128 + number  # the exit code, as in shells
 
 
 class Request:
@@ -63,10 +61,7 @@ def requests(answer: str = "") -> Iterator[Request]:
 
 
 def outlive_first(_: int = 0) -> None:
-    """Ignore the first signal in a worker process, whose parent handles it.
-
-    Terminals, torchrun and job schedulers send a signal to all processes of a group.
-    """
+    """Ignore the first signal in a worker process, whose parent handles it: a group gets a signal at once."""
     request = Request()
     for number in AT_ONCE:
         signal.signal(number, request)

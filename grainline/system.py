@@ -1,7 +1,6 @@
 """Calls that systems do differently: locks, syncs, reads at a position, open files; and regular files alone.
 
-Linux and macOS have POSIX calls; each function has an alternative for Windows. docs/platforms.md lists the
-systems that run the tests.
+Linux and macOS have POSIX calls; each function has an alternative for Windows (docs/platforms.md).
 """
 
 import errno
@@ -47,8 +46,7 @@ def read_plain(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
 def lock(descriptor: int) -> bool:
     """Lock an open file against other processes, without waiting; False where another one has the lock.
 
-    The lock ends when the descriptor is closed, at the latest with the process. Raises OSError where the file
-    system has no locks.
+    The lock ends when the descriptor is closed. Raises OSError where the file system has no locks.
     """
     try:
         import fcntl

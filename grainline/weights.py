@@ -41,9 +41,7 @@ def load_weights(path: Path, method: nn.Module) -> None:
         try:
             unseal(file.parent, only=(file.name,))
         except Corrupt as error:
-            raise UserError(
-                f"checkpoint {file.parent} is corrupt: {error}; choose another checkpoint of the run"
-            ) from None
+            raise UserError(f"checkpoint {file.parent} is corrupt: {error}; choose another one") from None
     fill(method, read_weights(file, method))
 
 
@@ -117,9 +115,7 @@ def read_weights(path: Path, method: nn.Module) -> dict[str, Tensor]:
             stored = (file.metadata() or {}).get("class", expected)
         weights: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"weights {path} cannot be read: {reason(error)}; give a safetensors file or a checkpoint folder"
-        ) from None
+        raise UserError(f"weights {path} cannot be read: {reason(error)}; give another file") from None
     if stored != expected:
         raise UserError(f"{path} holds a {stored}, not a {expected}: use the recipe that it was trained with")
     wanted = plain_state_dict(method)
@@ -127,9 +123,7 @@ def read_weights(path: Path, method: nn.Module) -> dict[str, Tensor]:
         weights = merge_lora(weights)
     wrong = state_dict_mismatch(weights, wanted)
     if wrong:
-        raise UserError(
-            f"{path} does not fit this {expected}: {wrong}; use the recipe that it was trained with"
-        )
+        raise UserError(f"{path} does not fit this {expected}: {wrong}; use the recipe of its training")
     check_numbers({name: x for name, x in weights.items() if x.is_floating_point()}, path)
     return weights
 

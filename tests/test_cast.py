@@ -239,7 +239,6 @@ def test_the_base_size_is_that_of_the_paper() -> None:
     sizes = [layer.out_channels for layer in model.stem if isinstance(layer, nn.Conv2d)]
     strides = [layer.stride[0] for layer in model.stem if isinstance(layer, nn.Conv2d)]
     assert (sizes, strides) == ([96, 192, 384, 768, 768], [2, 2, 2, 1, 1])
-    assert model.superpixels.number == 196
 
 
 WRONG = {
@@ -248,7 +247,7 @@ WRONG = {
     "stride": ({"stride": 3}, "stride 3 is not a power of two, at least 2"),
     "one": ({"stride": 1}, "stride 1 is not a power of two, at least 2"),
     "cell": ({"stride": 8}, "superpixels.cell 4 is not a multiple of stride 8"),
-    "depths": ({"depths": [1, 1]}, "2 depths need 1 groups, one between two stages; groups has 2"),
+    "depths": ({"depths": [1, 1]}, "2 depths need 1 groups, not 2"),
     "no blocks": ({"depths": [1, 0, 1]}, "depths (1, 0, 1) must be above 0"),
     "many groups": (
         {"groups": [16, 3]},

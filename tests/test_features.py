@@ -32,7 +32,7 @@ from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.data.transforms import CropConfig, EvalTransform, SameTransform, TrainTransform
 from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
-from grainline.fingerprint import image_fingerprint
+from grainline.hub import image_fingerprint
 from grainline.loading import load
 from grainline.methods.clip import CLIP as CLIP_METHOD
 from grainline.model import Model

@@ -1,7 +1,5 @@
 """GroupViT as an image encoder: where its groups lie, how images come to it, and frozen without noise."""
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from checkpoints import images, tokenizer, whole
 from make import TINY
-from make import batch as small_batch
 from PIL import Image
 from runs import call
 from torch import nn
@@ -27,7 +24,7 @@ from grainline.methods.base import Method
 from grainline.methods.heat import on_pixels
 from grainline.model import Model
 from grainline.training.optim import OptimizerConfig, ParamRule, param_groups, train_mode
-from grainline.types import Images, Texts
+from grainline.types import Images
 
 FROZEN = (ParamRule(pattern=r"towers\.image\..*", lr_factor=0), ParamRule(pattern=".*"))
 
@@ -64,16 +61,14 @@ def test_a_pixel_belongs_to_the_group_that_the_library_says(saved: tuple[Path, A
 
     folder, model = saved
     image = load_pretrained(folder).image
-    assert image is not None
     pixels = images(16, 20)  # more than are laid over pixels at a time
-    found = image(pixels).places
+    result = image(pixels).places
     values = (pixels / 255 - image.mean) / image.spread
     maps = model.vision_model(pixel_values=values, output_attentions=True).attentions
     theirs = get_grouping_from_attentions(maps, (16, 16))
     assert theirs.shape == (20, 3, 16, 16)
-    assert found is not None
-    assert torch.equal(found.long(), theirs.argmax(1))
-    assert len(found.unique()) > 1
+    assert torch.equal(result.long(), theirs.argmax(1))
+    assert len(result.unique()) > 1
 
 
 @torch.no_grad()
@@ -82,13 +77,12 @@ def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
     made = grouped(name)
     assert made.has_layout
     images = made.encode_images(seen(made, 2))
-    assert images.places is not None
     assert images.places.shape == (2, made.size, made.size)
     assert not made.averaged, "the heads have two layers each"
     heat = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    there = on_pixels(made, images, heat, (made.size, made.size))
+    place_map = on_pixels(made, images, heat, (made.size, made.size))
     for row in range(2):
-        assert torch.equal(there[row], heat[row][images.places[row].long()])
+        assert torch.equal(place_map[row], heat[row][images.places[row].long()])
     made.train()
     assert made.encode_images(seen(made, 2)).places is None
 
@@ -96,8 +90,8 @@ def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
 @torch.no_grad()
 def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
     made: Any = grouped("flair")
-    (found,) = made.towers.segmentations(seen(made))
-    assert torch.equal(found, made.encode_images(seen(made)).places.long())
+    (result,) = made.towers.segmentations(seen(made))
+    assert torch.equal(result, made.encode_images(seen(made)).places.long())
     description = Description("flair", method_config("flair", TINY, "test"))
     square = Image.effect_noise((made.size, made.size), 80).convert("RGB")
     photo = Photo("a", square, square, Box(0, 0, made.size, made.size))
@@ -135,15 +129,6 @@ def test_a_groupvit_that_learns_has_gradients_everywhere_and_no_noise() -> None:
     assert not still
 
 
-@torch.no_grad()
-def test_the_mean_of_projected_groups_is_the_projected_mean() -> None:
-    made: Any = grouped()
-    found = made.towers.image(seen(made).pixels)
-    torch.testing.assert_close(
-        made.towers.to_image(found.patches).mean(1), made.towers.to_image(found.pooled), atol=1e-6, rtol=0
-    )
-
-
 def begun(folder: Path, **image: Any) -> Any:
     """A clip with this image side, and a text side of its own."""
     values = {
@@ -169,27 +154,6 @@ def test_images_are_squashed_where_the_recipe_says_so(saved: tuple[Path, Any]) -
     assert not torch.equal(EvalTransform(16, **image_settings(plain.description))(image), whole_image)
     weights = [one.method().towers.image.state_dict() for one in (plain, squashed)]
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
-
-
-def test_a_margin_goes_with_the_resize_that_it_was_for(saved: tuple[Path, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "margin"
-    shutil.copytree(saved[0], folder)
-    settings = {"do_center_crop": True, "size": {"shortest_edge": 20}, "crop_size": 16, "resample": 2}
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    assert load_pretrained(folder).architecture["margin"] == 1.25
-    found = load_pretrained(folder, resize="squash").architecture
-    assert (found["resize"], found["margin"], found["filter"]) == ("squash", 1.0, "bilinear")
-
-
-@torch.no_grad()
-def test_both_sides_of_one_groupvit_train_together(saved: tuple[Path, Any]) -> None:
-    values = {"pretrained": str(saved[0]), "image": {"resize": "squash"}, "width": 16}
-    made: Any = start(Description("clip", method_config("clip", values, "test"))).method().eval()
-    assert made.towers.text.width == 64
-    texts: Texts = small_batch(4)[1]
-    assert made.encode_texts(texts).vector.shape[1] == 16
-    assert made.encode_images(seen(made)).tokens.shape == (3, 3, 16)
-    assert isinstance(made.towers.to_image, nn.Linear)  # another space than that of the two heads
 
 
 def clip_of(folder: Path) -> tuple[Any, Any, torch.Tensor]:
@@ -221,8 +185,8 @@ def test_the_head_of_a_groupvit_reads_each_group_as_the_library_does(saved: tupl
     made, images, values = clip_of(saved[0])
     groups = model.vision_model(pixel_values=values).last_hidden_state
     expected = model.visual_projection(groups.flatten(0, 1)).view(3, 3, 24)
-    found = made.eval().encode_images(images).tokens
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    result = made.eval().encode_images(images).tokens
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
 
 
 def test_one_side_of_a_groupvit_has_a_new_layer_as_in_tgt(saved: tuple[Path, Any]) -> None:
@@ -230,19 +194,6 @@ def test_one_side_of_a_groupvit_has_a_new_layer_as_in_tgt(saved: tuple[Path, Any
     values = {"image": {"pretrained": str(saved[0])}, "text": TINY["text"] | {"groups": 3}, "width": 24}
     made: Any = start(Description("tgt", method_config("tgt", values, "test"))).method()
     assert isinstance(made.towers.to_image, nn.Linear)
-
-
-def test_heat_of_a_model_is_drawn_over_groups(saved: tuple[Path, Any]) -> None:
-    begins = begun(saved[0])
-    read = tokenizer()
-    config = begins.description.config.model_dump(mode="json")
-    config["text"]["vocab"] = read.vocab
-    description = begins.description._replace(config=method_config("clip", config, "test"))
-    model = Model(description, begins._replace(description=description).method(), read)
-    image = Image.effect_noise((20, 20), 80).convert("RGB")
-    heat = model.heat(image, ["a red dog"])
-    assert heat.shape == (1, 16, 16)
-    assert 1 <= len(heat.unique()) <= 3
 
 
 @pytest.mark.parametrize(("name", "more"), [("groupvit", []), ("clip", ["--patches", "values"])])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from checkpoints import IMAGE, VISION, images, shaken, vision
+from checkpoints import IMAGE, VISION, close, images, shaken, vision
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained import KINDS, build_pretrained, kind_of, load_pretrained
@@ -29,10 +29,6 @@ def saved(name: str, folder: Path, **processor: Any) -> Any:
     if processor:
         (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return model
-
-
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def oracle(name: str, model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,9 +57,8 @@ def oracle(name: str, model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
 def test_tokens_and_summary_are_the_librarys(name: str, larger: bool, tmp_path: Path) -> None:
     model, side = saved(name, tmp_path), SIDES.get(name, 16)
     size = (side + 63) // 32 * 32 if larger else side
-    found = load_pretrained(tmp_path, size=size if larger else None)
-    eye = found.image
-    assert eye is not None
+    result = load_pretrained(tmp_path, size=size if larger else None)
+    eye = result.image
     assert eye.size == size
     if larger and name == "swin":  # a model that read small images no longer shifts windows
         model = type(model).from_pretrained(tmp_path).eval()
@@ -72,17 +67,15 @@ def test_tokens_and_summary_are_the_librarys(name: str, larger: bool, tmp_path: 
         model = type(model).from_pretrained(tmp_path, config=config).eval()
     pixels = images(size)
     pooled, tokens = oracle(name, model, eye.normalised(pixels))
-    seen = eye(pixels)
-    close(seen.pooled, pooled)
-    close(seen.patches, tokens)
-    assert eye.grid is not None
+    output = eye(pixels)
+    close(output.pooled, pooled)
+    close(output.patches, tokens)
     assert eye.grid[0] * eye.grid[1] == tokens.shape[1]
-    assert (eye.width, eye.classed) == (tokens.shape[2], seen.cls is not None)
-    assert kind_of(found.architecture).averaged == torch.allclose(seen.pooled, tokens.mean(1), atol=1e-4)
-    again = build_pretrained(json.loads(json.dumps(found.architecture))).image
-    assert again is not None
+    assert (eye.width, eye.classed) == (tokens.shape[2], output.cls is not None)
+    assert kind_of(result.architecture).averaged == torch.allclose(output.pooled, tokens.mean(1), atol=1e-4)
+    again = build_pretrained(json.loads(json.dumps(result.architecture))).image
     again.load_state_dict(eye.state_dict(), strict=True)
-    assert torch.equal(again(pixels).pooled, seen.pooled)
+    assert torch.equal(again(pixels).pooled, output.pooled)
 
 
 @pytest.mark.parametrize("name", VISION)
@@ -117,20 +110,18 @@ def test_the_image_side_of_a_clip_alone(projected: bool, tmp_path: Path) -> None
     kind = transformers.CLIPVisionModelWithProjection if projected else transformers.CLIPVisionModel
     model = shaken(kind(transformers.CLIPVisionConfig(**IMAGE, projection_dim=24)))
     model.save_pretrained(tmp_path)
-    found = load_pretrained(tmp_path, size=24)
-    assert found.image is not None
+    result = load_pretrained(tmp_path, size=24)
     pixels = images(24)
-    theirs = model(pixel_values=found.image.normalised(pixels), interpolate_pos_encoding=True)
-    seen = found.image(pixels)
+    theirs = model(pixel_values=result.image.normalised(pixels), interpolate_pos_encoding=True)
+    output = result.image(pixels)
     if projected:
-        assert found.image_projection is not None
-        close(seen.pooled @ found.image_projection.T, theirs.image_embeds)
+        close(output.pooled @ result.image_projection.T, theirs.image_embeds)
     else:
-        assert found.image_projection is None
-        close(seen.pooled, theirs.pooler_output)
-    assert kind_of(found.architecture).space(found.architecture) == (24 if projected else None)
-    assert found.text is None
-    again = build_pretrained(json.loads(json.dumps(found.architecture)))
+        assert result.image_projection is None
+        close(output.pooled, theirs.pooler_output)
+    assert kind_of(result.architecture).space(result.architecture) == (24 if projected else None)
+    assert result.text is None
+    again = build_pretrained(json.loads(json.dumps(result.architecture)))
     assert (again.image_projection is None) == (not projected)
 
 
@@ -138,12 +129,11 @@ def test_the_image_side_of_a_clip_alone(projected: bool, tmp_path: Path) -> None
 def test_the_image_side_of_a_siglip_alone(tmp_path: Path) -> None:
     model = shaken(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**IMAGE)))
     model.save_pretrained(tmp_path)
-    found = load_pretrained(tmp_path, size=24)
-    assert found.image is not None
+    result = load_pretrained(tmp_path, size=24)
     pixels = images(24)
-    theirs = model(pixel_values=found.image.normalised(pixels), interpolate_pos_encoding=True)
-    close(found.image(pixels).pooled, theirs.pooler_output)
-    assert (found.text, kind_of(found.architecture).space(found.architecture)) == (None, 64)
+    theirs = model(pixel_values=result.image.normalised(pixels), interpolate_pos_encoding=True)
+    close(result.image(pixels).pooled, theirs.pooler_output)
+    assert (result.text, kind_of(result.architecture).space(result.architecture)) == (None, 64)
 
 
 @pytest.mark.parametrize(
@@ -151,35 +141,19 @@ def test_the_image_side_of_a_siglip_alone(tmp_path: Path) -> None:
 )
 def test_a_size_that_does_not_fit_is_one_line(name: str, size: int, tmp_path: Path) -> None:
     saved(name, tmp_path)
-    with pytest.raises(UserError, match=r"multiple of the checkpoint's .* (4|32)|needs 32 at least"):
+    with pytest.raises(UserError, match=r"multiple of the checkpoint's .* (4|32)|which needs 32 at least"):
         load_pretrained(tmp_path, size=size)
 
 
 @pytest.mark.parametrize("name", ["dinov2", "resnet", "convnext"])
 def test_the_processor_of_a_model_for_any_size_decides_it(name: str, tmp_path: Path) -> None:
     saved(name, tmp_path, size={"shortest_edge": 36}, crop_size=32, do_center_crop=True, crop_pct=None)
-    found = load_pretrained(tmp_path)
-    assert found.image is not None
-    assert (found.image.size, found.image(images(32)).pooled.shape[0]) == (32, 3)
+    result = load_pretrained(tmp_path)
+    assert (result.image.size, result.image(images(32)).pooled.shape[0]) == (32, 3)
     assert load_pretrained(tmp_path, size=64).image.size == 64  # type: ignore[union-attr]
     saved("vit", tmp_path / "vit", size={"height": 32, "width": 32})
     with pytest.raises(UserError, match="its model reads 16"):
         load_pretrained(tmp_path / "vit")
-
-
-def test_a_folder_of_the_table_with_code_of_its_own_is_read_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved("dinov2", tmp_path, size=16, auto_map={"AutoImageProcessor": "own.Own"})
-    (tmp_path / "own.py").write_text("raise SystemExit('it ran')")
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["auto_map"] = {"AutoConfig": "own.Own", "AutoModel": "own.Own"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
-    assert load_pretrained(tmp_path).image is not None
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "own"}))
-    with pytest.raises(UserError, match="has model_type own with code of its own, which is never run"):
-        load_pretrained(tmp_path)
 
 
 def test_an_old_run_without_a_measured_shape_builds_the_same_encoder(tmp_path: Path) -> None:
@@ -188,7 +162,6 @@ def test_an_old_run_without_a_measured_shape_builds_the_same_encoder(tmp_path: P
         architecture = load_pretrained(tmp_path / name).architecture
         old = build_pretrained({key: x for key, x in architecture.items() if key != "hidden"})
         assert old.architecture == architecture
-        assert old.image is not None
         assert old.image.grid == (4, 4)
 
 
@@ -209,14 +182,13 @@ def test_heads_are_left_out_and_a_norm_in_a_head_is_not_that_of_the_model(
     config = getattr(transformers, f"{library}Config")(**VISION[name][1])
     model = shaken(getattr(transformers, head)(config))
     model.save_pretrained(tmp_path)
-    found = load_pretrained(tmp_path)
-    assert found.left_out == left_out
-    assert found.image is not None
+    result = load_pretrained(tmp_path)
+    assert result.left_out == left_out
     inside = getattr(model, model.base_model_prefix)
-    pixels = images(found.image.size)
+    pixels = images(result.image.size)
     with torch.no_grad():
-        pooled, _ = oracle(name, inside, found.image.normalised(pixels))
-        close(found.image(pixels).pooled, pooled)
+        pooled, _ = oracle(name, inside, result.image.normalised(pixels))
+        close(result.image(pixels).pooled, pooled)
 
 
 def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> None:
@@ -225,23 +197,7 @@ def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> Non
     model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
     parts = load_pretrained(tmp_path / "parts").image
-    assert whole is not None
-    assert parts is not None
     assert all(torch.equal(x, y) for x, y in zip(whole.parameters(), parts.parameters(), strict=True))
     next((tmp_path / "parts").glob("*-00001-*")).unlink()
     with pytest.raises(UserError, match="cannot read"):
         load_pretrained(tmp_path / "parts")
-
-
-def test_a_missing_and_an_unknown_tensor_are_named(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    for name in TOWERS:
-        folder = tmp_path / name
-        saved(name, folder)
-        state = load_file(folder / "model.safetensors")
-        first = next(key for key in sorted(state) if key.endswith("weight") and "mask" not in key)
-        state["extra.weight"] = state.pop(first)
-        save_file(state, folder / "model.safetensors", {"format": "pt"})
-        with pytest.raises(UserError, match=r"1 missing .*1 unknown .extra.weight"):
-            load_pretrained(folder)

@@ -81,13 +81,6 @@ def test_encoders_of_other_sizes_are_refused(
         assert "Traceback" not in err
 
 
-def test_what_is_neither_run_nor_checkpoint_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("train", "clip/patches", "--out", tmp_path / "x", "--set", *SMALL, "init_from=some/name") == 2
-    assert "the Hugging Face hub gave no model of that name" in capsys.readouterr().err
-
-
 def test_every_tensor_that_both_have_is_copied_and_the_others_are_named() -> None:
     clip = CLIP(parse(CLIPConfig, TINY, "test"))
     beta = BetaCLIP(parse(BetaCLIPConfig, override(TINY, ["scale=3"]), "test"))

@@ -11,9 +11,9 @@ from grainline.nn.attention import layer_lists
 def test_our_towers_have_one_list_a_side() -> None:
     side = {"width": 16, "depth": 3, "heads": 2}
     cfg = {"image": side | {"patch": 4, "size": 8}, "text": side | {"vocab": 300, "context": 8}, "width": 8}
-    found = layer_lists(Towers(TowersConfig.model_validate(cfg)))
-    assert [len(layers) for layers in found.values()] == [3, 3]
-    assert [name.partition(".")[0] for name in found] == ["image", "text"]
+    result = layer_lists(Towers(TowersConfig.model_validate(cfg)))
+    assert [len(layers) for layers in result.values()] == [3, 3]
+    assert [name.partition(".")[0] for name in result] == ["image", "text"]
 
 
 def test_a_network_whose_weights_are_buffers_has_no_layers() -> None:
@@ -30,5 +30,5 @@ def test_a_network_whose_weights_are_buffers_has_no_layers() -> None:
 def test_models_of_the_library_have_one_list_a_side_and_stages_count_as_layers(
     kind: str, depths: list[int]
 ) -> None:
-    found = layer_lists(getattr(checkpoints, kind)())
-    assert [len(layers) for layers in found.values()] == depths, list(found)
+    result = layer_lists(checkpoints.FAMILIES[kind]())
+    assert [len(layers) for layers in result.values()] == depths, list(result)

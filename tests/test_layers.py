@@ -15,7 +15,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"distributed", "nn", "weights"},
     {"losses", "report"},
     {"encoders", "data"},
-    {"fingerprint", "methods"},
+    {"methods"},
     {"build"},
     {"hub"},
     {"model"},

@@ -20,7 +20,7 @@ from grainline.build import shared_config
 from grainline.data.decode import as_png
 from grainline.data.descriptions import Described
 from grainline.errors import UserError
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.nn.quantization import quantize
@@ -158,11 +158,11 @@ def test_encode_takes_images_and_texts_without_a_name_where_they_are_plain(
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (12, 9, 3), dtype=np.uint8))
     image.save(tmp_path / "a.png")
     file = str(tmp_path / "a.png")
-    for given in (file, [file], image, [image, file], Path(file), as_png(image), np.asarray(image)):
-        named = clip.encode(images=given)
-        assert torch.equal(clip.encode(given).vector, named.vector)
-    for given in ("a dog", ["a dog", "A cat. It sits at 3.5 m."], ("a",), ""):
-        assert torch.equal(clip.encode(given).vector, clip.encode(texts=given).vector)
+    for inputs in (file, [file], image, [image, file], Path(file), as_png(image), np.asarray(image)):
+        named = clip.encode(images=inputs)
+        assert torch.equal(clip.encode(inputs).vector, named.vector)
+    for inputs in ("a dog", ["a dog", "A cat. It sits at 3.5 m."], ("a",), ""):
+        assert torch.equal(clip.encode(inputs).vector, clip.encode(texts=inputs).vector)
     for unclear in (
         "photo.jpg",
         "photos/dog",

@@ -19,17 +19,6 @@ def test_descriptions_of_captions_leave_the_marks_of_the_published_scores() -> N
     assert all(script["fingerprint"](alone, alone).values())
 
 
-def test_captions_that_tie_are_as_many_as_a_image_has() -> None:
-    script = runpy.run_path(str(SCRIPT))
-    dense = torch.tensor([[0.9, 0.2, 0.1], [0.8, 0.7, 0.1], [0.3, 0.2, 0.6]])
-    owner = torch.arange(3).repeat_interleave(3)
-    alone = script["recalls"](script["by_owner"](dense, owner), owner)
-    assert [round(100 * x, 1) for x in alone.i2t] == [66.7, 66.7, 100.0, 100.0]
-    marks = script["fingerprint"](alone, alone, captions=3)
-    assert marks["descriptions alone: image to text R@1 = R@3"]
-    assert not any("R@1 = R@5" in mark for mark in marks)
-
-
 def test_no_suite_scores_with_an_oracle() -> None:
     package = Path(importlib.util.find_spec("grainline").origin).parent  # type: ignore[union-attr,arg-type]
     texts = {path: path.read_text(encoding="utf-8") for path in package.rglob("*.py")}

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import SENTENCE, OpenAI, save_state, tokenizer, whole
-from indexes import photos, texts
 from PIL import Image
-from runs import call, complaint
+from runs import complaint
 from torch import Tensor, nn
 
 from grainline.build import (
@@ -30,7 +29,6 @@ from grainline.build import (
 from grainline.config import parse
 from grainline.data.tokenizers import tokenizer_files
 from grainline.encoders.pretrained import load_pretrained
-from grainline.encoders.pretrained.kind import PretrainedImageConfig
 from grainline.errors import UserError
 from grainline.index.reader import fingerprint
 from grainline.loading import load
@@ -115,10 +113,10 @@ def test_scores_are_the_cosines_of_the_librarys_own_model(
     family: str, saved: Saved, images: list[Path]
 ) -> None:
     folder, model = saved(family)
-    mine = load(folder).score(images, TEXTS)
+    ours = load(folder).score(images, TEXTS)
     theirs = librarys_cosines(family, folder, model, images)
     assert theirs.std() > 0.01
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])
@@ -145,17 +143,14 @@ def test_a_checkpoint_of_others_has_one_way_to_score(saved: Saved) -> None:
         load(saved("siglip")[0], scoring="conditioned")
 
 
-def test_the_scale_of_a_clip_does_not_go_with_a_bias_it_never_had(saved: Saved) -> None:
-    method: Any = begun("siglip", **both(saved("clip")[0])).method()
-    torch.testing.assert_close(method.scale(), torch.tensor([10.0]))
-    assert method.bias.item() == -10.0
-
-
-def test_a_scale_above_the_bound_of_the_method_begins_at_the_bound(saved: Saved) -> None:
+def test_a_scale_has_the_bound_of_the_method_and_does_not_go_with_another_bias(saved: Saved) -> None:
     folder, model = saved("clip")
     assert model.logit_scale.exp() > 5
     method: Any = begun("clip", **both(folder), max_scale=5.0).method()
     torch.testing.assert_close(method.scale(), torch.tensor([5.0]))
+    method = begun("siglip", **both(folder)).method()  # a CLIP has no bias
+    torch.testing.assert_close(method.scale(), torch.tensor([10.0]))
+    assert method.bias.item() == -10.0
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip", "maxsim"])
@@ -182,8 +177,8 @@ def test_one_name_for_both_sides_is_the_same_as_two(saved: Saved) -> None:
 
 
 def test_a_side_may_name_another_checkpoint_than_the_shared_one(saved: Saved) -> None:
-    found = begun("clip", pretrained=str(saved("clip")[0]), image={"pretrained": str(saved("vit")[0])})
-    config: Any = found.description.config
+    result = begun("clip", pretrained=str(saved("clip")[0]), image={"pretrained": str(saved("vit")[0])})
+    config: Any = result.description.config
     assert (config.image.architecture["kind"], config.text.architecture["kind"]) == ("vit", "clip")
 
 
@@ -223,9 +218,9 @@ def test_methods_take_every_mixture_of_sides(
         "image": SCRATCH["image"] if image == "scratch" else {"pretrained": str(saved(image)[0])},
         "text": SCRATCH["text"] if text == "scratch" else {"pretrained": str(saved(text)[0])},
     }
-    found = begun(method, **sides)
-    made = found.method()
-    model = Model(found.description, made, tokenizer())
+    result = begun(method, **sides)
+    made = result.method()
+    model = Model(result.description, made, tokenizer())
     assert model.encode(images=images).vector.shape == (3, width)
     assert model.score(images, TEXTS).shape == (3, 4)
     towers: Any = made.towers
@@ -238,12 +233,6 @@ def test_methods_take_every_mixture_of_sides(
                 assert torch.equal(towers.get_submodule(projection).weight, matrix)
             elif side == "siglip":
                 assert not list(towers.get_submodule(projection).parameters())
-
-
-def test_another_width_than_that_of_the_checkpoint_is_a_fresh_projection(saved: Saved) -> None:
-    for family in ("clip", "siglip"):
-        towers: Any = begun(family, **both(saved(family)[0]), width=20).method().towers
-        assert towers.to_image.weight.shape == (20, 64)
 
 
 def test_two_checkpoints_of_unlike_spaces_need_a_width(saved: Saved) -> None:
@@ -277,81 +266,52 @@ def test_a_finetuned_model_is_built_again_without_the_checkpoint(saved: Saved, t
     """From model.json alone, sizes other than the checkpoint's included."""
     gone = tmp_path / "gone"
     shutil.copytree(saved("clip")[0], gone)
-    found = begun(
+    result = begun(
         "clip",
         image={"pretrained": str(gone), "size": 24},
         text={"pretrained": str(gone), "context": 40, "stretch": "linear"},
     )
-    made = found.method()
-    write_description(tmp_path, found.description)
+    made = result.method()
+    write_description(tmp_path, result.description)
     shutil.rmtree(gone)
     description = read_description(tmp_path)
-    assert description == found.description
+    assert description == result.description
     again = build(description)
     again.load_state_dict(made.state_dict(), strict=True)
     assert (again.size, again.context, again.grid) == (24, 40, (6, 6))
-
-
-def test_a_description_from_scratch_begins_as_it_is() -> None:
-    description = Description("clip", method_config("clip", SCRATCH, "test"))
-    assert start(description) == Start(description)
-    assert begun("clip", **SCRATCH).method().encode_images is not None
 
 
 def test_a_tokenizer_of_another_vocabulary_is_an_error(saved: Saved, tmp_path: Path) -> None:
     from grainline.data.tokenizers.tokenizer import Tokenizer
 
     Tokenizer.train(["a b c d"] * 2, vocab=520).save(tmp_path)
-    found = begun("clip", **both(saved("clip")[0]))
-    assert found.tokenizer().to_json() == tokenizer().to_json()
+    result = begun("clip", **both(saved("clip")[0]))
+    assert result.tokenizer().to_json() == tokenizer().to_json()
     with pytest.raises(UserError, match=r"has 51\d tokens, the model 556"):
-        found.tokenizer(str(tmp_path))
+        result.tokenizer(str(tmp_path))
 
 
 # Mistakes in both forms of a side
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("changes", "said"),
     [
-        (
-            {**SCRATCH, "image": {"pretrained": "x", "sise": 3}},
-            "'image.sise' (did you mean size?); allowed here: pretrained, quick_gelu, architecture, tune, "
-            "rate, size, resize, ",
-        ),
-        (
-            {**SCRATCH, "text": {"pretraind": "x"}},
-            "unknown field 'text.pretraind'; allowed here: name, width",
-        ),
-        (
-            {**SCRATCH, "text": {"pretrained": "x", "stretch": "long"}},
-            "field 'text.stretch' is 'long': it must be 'keep' or 'linear'",
-        ),
-        (
-            {**SCRATCH, "image": {"pretrained": "x", "size": 0}},
-            "field 'image.size' is 0: it must be greater than 0",
-        ),
-        (
-            {**SCRATCH, "image": {"pretrained": None}},
-            "field 'image.pretrained' is null: it must be a valid string",
-        ),
-        (
-            {**SCRATCH, "image": {"name": "toy/4", "size": 15}},
-            "field 'image': size 15 is not a multiple of patch 4",
-        ),
-        ({**SCRATCH, "image": {"width": 3}}, "field 'image.heads' is missing"),
-        ({**SCRATCH, "image": 3}, "field 'image' is 3: it must be a valid dictionary"),
-        ({"image": SCRATCH["image"]}, "field 'text' is missing"),
-        (
-            {"pretrained": "x", "image": {"patch": 4}},
-            "unknown field 'image.patch' (did you mean patches?); allowed here: pretrained, quick_gelu",
-        ),
+        ({"image": {"pretrained": "x", "sise": 3}}, "'image.sise' (did you mean size?); allowed here: pretr"),
+        ({"text": {"pretraind": "x"}}, "unknown field 'text.pretraind'; allowed here: name, width"),
+        ({"text": {"pretrained": "x", "stretch": "long"}}, "'text.stretch' is 'long': it must be 'keep' or"),
+        ({"image": {"pretrained": "x", "size": 0}}, "field 'image.size' is 0: it must be greater than 0"),
+        ({"image": {"pretrained": None}}, "field 'image.pretrained' is null: it must be a valid string"),
+        ({"image": {"name": "toy/4", "size": 15}}, "field 'image': size 15 is not a multiple of patch 4"),
+        ({"image": {"width": 3}}, "field 'image.heads' is missing"),
+        ({"image": 3}, "field 'image' is 3: it must be a valid dictionary"),
+        ({"pretrained": "x", "image": {"patch": 4}}, "unknown field 'image.patch' (did you mean patches?)"),
         ({"pretrained": 3}, "field 'pretrained' is 3: it must be a valid string"),
     ],
-)
-def test_mistakes_in_a_side_name_the_field_as_it_was_written(values: dict[str, Any], said: str) -> None:
+)  # fmt: skip
+def test_mistakes_in_a_side_name_the_field_as_it_was_written(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as error:
-        parse(method_class("clip").config_class, values, "here")
+        parse(method_class("clip").config_class, SCRATCH | changes, "here")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -370,19 +330,14 @@ def test_a_checkpoint_is_a_model_by_its_folder_or_file(
     model = OpenAI(vocab=556)
     save_state(model, tmp_path / "weights.safetensors")
     tokenizer().save(tmp_path)
-    found = load(tmp_path / "weights.safetensors")
-    assert found.description.method == "clip"
-    assert found.tokenizer.vocab == 556
-    assert found.score(images, TEXTS).shape == (3, 4)
+    result = load(tmp_path / "weights.safetensors")
+    assert result.description.method == "clip"
+    assert result.tokenizer.vocab == 556
+    assert result.score(images, TEXTS).shape == (3, 4)
 
 
 @pytest.mark.parametrize(
-    ("family", "lack"),
-    [
-        ("vit", "no text side"),
-        ("swin", "no text side"),
-        ("bert", "no image side"),
-    ],
+    ("family", "lack"), [("vit", "no text side"), ("swin", "no text side"), ("bert", "no image side")]
 )
 def test_what_has_no_two_sides_in_one_space_cannot_score(family: str, lack: str, saved: Saved) -> None:
     with pytest.raises(UserError, match=rf"\({family}\) has {lack}, so it cannot score; train a recipe"):
@@ -406,35 +361,12 @@ def test_a_run_folder_wins_over_what_a_name_could_mean(
 def test_the_fingerprint_knows_the_weights_and_not_the_place(saved: Saved, tmp_path: Path) -> None:
     folder, _ = saved("clip")
     shutil.copytree(folder, tmp_path / "moved")
-    here, there = load(folder), load(tmp_path / "moved")
-    assert fingerprint(here) == fingerprint(there)
+    place, place_map = load(folder), load(tmp_path / "moved")
+    assert fingerprint(place) == fingerprint(place_map)
     with torch.no_grad():
-        next(there.method.parameters()).add_(1e-3)
-    assert fingerprint(here) != fingerprint(there)
-    assert fingerprint(here) != fingerprint(load(saved("siglip")[0]))
-
-
-def test_the_commands_take_a_checkpoint_as_their_model(
-    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, _ = saved("clip")
-    photos(tmp_path / "photos", 5)
-    monkeypatch.chdir(folder.parent)
-    assert call("evaluate", "clip", "--data", "scenes:dev?count=4&size=32") == 0
-    assert call("encode", "clip", "scenes:dev?count=4&size=32", "--out", tmp_path / "vectors") == 0
-    null = ("--calibration-texts", texts(tmp_path))
-    assert (
-        call("index", "build", tmp_path / "photos", "--model", "clip", "--out", tmp_path / "index", *null)
-        == 0
-    )
-    monkeypatch.chdir(tmp_path)  # it is found by where it lay
-    assert call("search", tmp_path / "index", "a red dog") == 0
-    shutil.copytree(folder, tmp_path / "moved")
-    assert call("search", tmp_path / "index", "a red dog", "--model", "moved") == 0
-    other, said = saved("siglip")[0], complaint
-    assert "was made with other weights" in said(
-        capsys, "search", tmp_path / "index", "a red dog", "--model", other
-    )
+        next(place_map.method.parameters()).add_(1e-3)
+    assert fingerprint(place) != fingerprint(place_map)
+    assert fingerprint(place) != fingerprint(load(saved("siglip")[0]))
 
 
 # The hub
@@ -445,8 +377,8 @@ import os, sys, time
 from pathlib import Path
 from hub import hub
 
-folder, home = map(Path, sys.argv[1:])
-with hub({"some/clip": folder}) as server:
+home, *folders = map(Path, sys.argv[1:])
+with hub({f"some/{folder.name}": folder for folder in folders}) as server:
     os.environ |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(home)}
     import transformers
     from grainline.errors import UserError
@@ -455,44 +387,52 @@ with hub({"some/clip": folder}) as server:
     slept = []  # between two attempts the libraries sleep; a clock would tell of a busy machine too
     time.sleep = slept.append
 
-    def told(what, name):
+    def read(name):
         slept.clear()
+        server.asked.clear()
         try:
-            print(what, load(name).description.config.text.pretrained, end=" ")
+            line = load(name).description.config.text.pretrained
         except UserError as error:
-            print(what, error, end=" ")
-        print("at once" if sum(slept) < 1 else f"after {sum(slept)} s")
+            line = error
+        files = [asked.rpartition("/")[2] for asked in server.asked if asked.startswith("GET /some/")]
+        print(name, line, *sorted(files), "at once" if sum(slept) < 1 else f"after {sum(slept)} s")
 
-    told("fetched", "some/clip")
-    fetched = [line.rpartition("/")[2] for line in server.asked if line.startswith("GET /some/clip/")]
-    print("files", *sorted(fetched))
-    server.asked.clear()
-    told("again", "some/clip")
-    print("files", *[line for line in server.asked if line.startswith("GET /some/clip/")])
-    told("unknown", "some/other")
-told("from the cache", "some/clip")
-told("nowhere", "some/other")
+    for name in ("clip", "clip", "other", "one", "two", "two/b.pt", "two/c.pt"):
+        read(f"some/{name}")
+for name in ("clip", "other", "one", "two/b.pt"):
+    read(f"some/{name}")
 """
 
 
 def test_a_name_is_fetched_once_and_nothing_waits_for_a_hub_that_is_gone(
     saved: Saved, tmp_path: Path
 ) -> None:
+    """A folder, a lone file of weights, and one of several files by its name."""
     shutil.copytree(saved("clip")[0], tmp_path / "clip")
     (tmp_path / "clip" / "tf_model.h5").write_text("of another library")
     (tmp_path / "clip" / "pytorch_model.bin").write_text("the same weights in another form")
+    tokenizer().save(tmp_path / "one")
+    torch.save(OpenAI(vocab=556).state_dict(), tmp_path / "one" / "a.pt")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    shutil.copy(tmp_path / "two" / "a.pt", tmp_path / "two" / "b.pt")
     tests = Path(__file__).parent
     env = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
-    command = [sys.executable, "-c", STORY, str(tmp_path / "clip"), str(tmp_path / "home")]
+    command = [sys.executable, "-c", STORY, *(tmp_path / name for name in ("home", "clip", "one", "two"))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    files = "config.json model.safetensors tokenizer.json tokenizer_meta.json"
-    assert lines[:4] == ["fetched some/clip at once", f"files {files}", "again some/clip at once", "files"]
-    assert lines[5] == "from the cache some/clip at once"
-    for line in (lines[4], lines[6]):
+    clip, again, other, one, several, b, absent, *cached = done.stdout.splitlines()
+    settings = "tokenizer.json tokenizer_meta.json at once"
+    assert clip == f"some/clip some/clip config.json model.safetensors {settings}"
+    assert again == cached[0] == "some/clip some/clip at once"
+    for line in (other, cached[1]):
         assert "no folder some/other here, and the Hugging Face hub gave no model of that name" in line
-        assert "give a folder, or set HF_HOME to a cache that holds it at once" in line
+        assert line.endswith("give a folder, or set HF_HOME to a cache that holds it at once")
+    assert one == f"some/one some/one a.pt {settings}"
+    assert cached[2] == "some/one some/one at once"
+    assert "holds several files of weights, a.pt, b.pt: give one of them" in several
+    assert b.startswith("some/two/b.pt some/two/b.pt b.pt ")
+    assert "some/two on the hub has no file c.pt; it has a.pt, b.pt" in absent
+    assert cached[3] == "some/two/b.pt some/two/b.pt at once"
 
 
 @pytest.mark.parametrize("path", ["runs/of/mine", "/none/such", "../none"])
@@ -515,24 +455,14 @@ def test_a_checkpoint_without_its_tokenizer_is_named(
 
 
 def test_a_folder_of_something_else_says_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"holds no model\.json.*and no config\.json or open_clip_config\.json"
-    ):
+    with pytest.raises(UserError, match=r"no model\.json.*no config\.json or open_clip_config\.json"):
         load(tmp_path)
-
-
-def test_a_side_is_a_config_of_its_own() -> None:
-    config: Any = method_config("clip", {"pretrained": "x"}, "test")
-    assert isinstance(config.image, PretrainedImageConfig)
-    assert parse(method_class("clip").config_class, config.model_dump(mode="json"), "again") == config
 
 
 def test_an_encoder_inside_a_side_begins_with_its_checkpoint(saved: Saved) -> None:
     """Superpixels pool the cells of a ViT; groups take up the states of a BERT."""
     vit, bert = saved("vit")[0], saved("bert")[0]
     towers = load_pretrained(vit), load_pretrained(bert)
-    assert towers[0].image is not None
-    assert towers[1].text is not None
     cast = {"name": "toy", "size": 16, "superpixels": {"cell": 4}, "stride": 4, "groups": [8, 4, 2]}
     eye = cast | {"encoder": {"pretrained": str(vit)}}
     width = towers[1].text.width

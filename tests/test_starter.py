@@ -104,7 +104,6 @@ def test_values_and_gradients_are_those_of_the_package(size: str, tmp_path: Path
     network = oracle(size)
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     towers = load_pretrained(tmp_path / "weights.pth")
-    assert towers.image is not None
     assert (towers.left_out, towers.image.size) == (("_fc",), SIZES[size][2])
     x = torch.randn(2, 3, 64, 72).double()  # sides that 2 divides six times and three times: both paddings
     expected = network.double().extract_features(x)
@@ -130,7 +129,6 @@ def test_the_published_weights_give_what_the_package_gives(side: int, images: in
     file = published("pip:efficientnet-lite2")
     network.load_state_dict(torch.load(file, weights_only=True))
     towers = load_pretrained("pip:efficientnet-lite2", size=side)
-    assert towers.image is not None
     pixels = torch.randint(0, 256, (images, 3, side, side), dtype=torch.uint8)
     with torch.no_grad():
         cells = network.double().extract_features((pixels.double() - 127) / 128)
@@ -148,7 +146,6 @@ def test_a_photograph_has_its_class() -> None:
     state, towers = torch.load(file, weights_only=True), load_pretrained("pip:efficientnet-lite2")
     settings = {name: towers.architecture[name] for name in ("resize", "filter", "margin")}
     pixels = EvalTransform(260, **settings)(Image.fromarray(data.load_sample_image("china.jpg")))
-    assert towers.image is not None
     with torch.no_grad():
         pooled = towers.image(pixels[None]).pooled
     assert (pooled @ state["_fc.weight"].T + state["_fc.bias"]).argmax() == 698  # palace

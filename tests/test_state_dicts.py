@@ -15,17 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import (
-    END,
-    JSON_FORMS,
-    LongCLIP,
-    OpenAI,
-    images,
-    read_damaged,
-    save_state,
-    shaken,
-    texts,
-)
+from checkpoints import JSON_FORMS, LongCLIP, OpenAI, close, images, read_damaged, save_state, shaken, texts
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,18 +29,9 @@ from grainline.nn.positions import stretch_keep
 MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
 @torch.no_grad()
 def same(found: Pretrained, model: Any, pad: int = 0) -> None:
     """Vectors of both sides before they are made unit vectors, and the scale."""
-    assert found.image is not None
-    assert found.text is not None
-    assert found.image_projection is not None
-    assert found.text_projection is not None
-    assert found.scale is not None
     pixels = images(16)
     x = (pixels / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(SPREAD).view(3, 1, 1)
     close(found.image(pixels).pooled @ found.image_projection.T, model.encode_image(x))
@@ -71,20 +52,14 @@ def file(model: Any, tmp_path: Path) -> Path:
 
 
 def test_a_state_dict_is_the_model_it_came_from(file: Path, model: Any) -> None:
-    found = load_pretrained(file)
-    same(found, model)
-    assert found.image is not None
-    assert found.text is not None
-    assert (found.image.width, found.image.size, found.image.grid) == (128, 16, (4, 4))
-    assert (found.text.width, found.text.context, found.text.vocab) == (64, 30, 300)
-    assert (found.tokenizer, found.left_out) == (None, ())
-    config = found.architecture["config"]
+    result = load_pretrained(file)
+    same(result, model)
+    assert (result.image.width, result.image.size, result.image.grid) == (128, 16, (4, 4))
+    assert (result.text.width, result.text.context, result.text.vocab) == (64, 30, 300)
+    assert (result.tokenizer, result.left_out) == (None, ())
+    config = result.architecture["config"]
     assert [config[side]["num_attention_heads"] for side in ("vision_config", "text_config")] == [2, 1]
     assert [config[side]["num_hidden_layers"] for side in ("vision_config", "text_config")] == [2, 3]
-
-
-def test_the_end_is_the_highest_id_whatever_pads_behind_it(file: Path, model: Any) -> None:
-    same(load_pretrained(file), model, pad=END)
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -122,17 +97,16 @@ def test_the_activation_is_what_the_file_shows_and_a_guess_is_said(
 def test_long_clip_has_two_tables_of_positions_and_quick_gelu(form: Any, tmp_path: Path) -> None:
     model = shaken(LongCLIP())
     torch.save(form(model.state_dict()), tmp_path / "longclip.pt")
-    found = load_pretrained(tmp_path / "longclip.pt")
-    same(found, model)
-    assert found.text is not None
-    assert torch.equal(found.text.model.embeddings.position_embedding.weight, model.positions())
+    result = load_pretrained(tmp_path / "longclip.pt")
+    same(result, model)
+    assert torch.equal(result.text.model.embeddings.position_embedding.weight, model.positions())
 
 
 @torch.no_grad()
 def test_positions_of_a_state_dict_are_stretched_as_long_clip_does(file: Path, model: Any) -> None:
-    found = load_pretrained(file, context=60)
+    result = load_pretrained(file, context=60)
     model.positional_embedding = torch.nn.Parameter(stretch_keep(model.positional_embedding))
-    same(found, model)
+    same(result, model)
 
 
 def trained(state: dict[str, Tensor]) -> Any:
@@ -190,10 +164,9 @@ def test_the_forms_in_which_such_state_dicts_lie_around_are_read(
 ) -> None:
     model.load_state_dict({name: x.half().float() for name, x in model.state_dict().items()})
     torch.save(form(model.state_dict()), tmp_path / "x.pt")
-    found = load_pretrained(tmp_path / "x.pt", quick_gelu=True)
-    same(found, model)
-    assert found.image is not None
-    assert {p.dtype for p in found.image.parameters()} == {torch.float32}
+    result = load_pretrained(tmp_path / "x.pt", quick_gelu=True)
+    same(result, model)
+    assert {p.dtype for p in result.image.parameters()} == {torch.float32}
 
 
 def test_what_is_chosen_or_not_known_among_wrappers_is_said(
@@ -208,10 +181,7 @@ def test_what_is_chosen_or_not_known_among_wrappers_is_said(
     loop: dict[str, Any] = {"epoch": 1}
     loop["state_dict"] = loop
     for content, message in (
-        (
-            {f"net.{name}": x for name, x in state.items()},
-            "but net.ln_final.bias, net.ln_final.weight;",
-        ),
+        ({f"net.{name}": x for name, x in state.items()}, "but net.ln_final.bias, net.ln_final.weight;"),
         ({"net": state, "epoch": 1}, r"but net, epoch; tensors may stand under one of state_dict, "),
         ({"model": state, "state_dict": state, "epoch": 1}, "but model, state_dict, epoch"),
         (loop, "but epoch, state_dict"),
@@ -235,9 +205,9 @@ def test_a_folder_of_open_clip_says_activation_pixels_and_tokenizer(model: Any, 
     config = {"model_cfg": body, "preprocess_cfg": {"mean": list(MEAN), "std": list(SPREAD)}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     (tmp_path / "tokenizer.json").write_text("{}")
-    found = load_pretrained(tmp_path)
-    same(found, model)
-    assert found.tokenizer == str(tmp_path)
+    result = load_pretrained(tmp_path)
+    same(result, model)
+    assert result.tokenizer == str(tmp_path)
     (tmp_path / "open_clip_config.json").write_text(json.dumps(body))
     same(load_pretrained(tmp_path), model)  # a config without model_cfg, as in open_clip's own list of models
     del body["quick_gelu"]
@@ -296,7 +266,6 @@ def test_patches_may_leave_a_rest_at_the_edge_of_an_image(model: Any, tmp_path: 
     body = {"vision_cfg": {"image_size": 18}, "text_cfg": {"heads": 1}, "quick_gelu": True}
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": body}))
     image = load_pretrained(tmp_path).image
-    assert image is not None
     assert (image.size, image.grid) == (18, (4, 4))
 
 
@@ -339,20 +308,6 @@ def test_what_is_missing_unknown_or_misshapen_is_one_line(
     with pytest.raises(UserError, match=message) as caught:
         load_pretrained(file)
     assert "\n" not in str(caught.value)
-
-
-def test_files_that_are_cut_or_hold_something_else_are_one_line(model: Any, tmp_path: Path) -> None:
-    torch.save(model.state_dict(), tmp_path / "x.pt")
-    whole = (tmp_path / "x.pt").read_bytes()
-    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "text.pt").write_text("hello")
-    (tmp_path / "text.safetensors").write_text("hello")
-    torch.save([1, 2], tmp_path / "list.pt")
-    torch.save(model, tmp_path / "module.pt")
-    for name in ("cut.pt", "text.pt", "text.safetensors", "list.pt", "module.pt"):
-        with pytest.raises(UserError, match=r"cannot read tensors|holds no state dict") as caught:
-            load_pretrained(tmp_path / name)
-        assert "\n" not in str(caught.value)
 
 
 # TorchScript archives
@@ -483,13 +438,13 @@ def test_a_forged_archive_is_one_line(data: bytes, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_clip_goes_to_open_clips_form_and_back(file: Path, model: Any, tmp_path: Path) -> None:
-    found = load_pretrained(file)
-    to_open_clip(found, tmp_path / "out" / "x.safetensors")
+    result = load_pretrained(file)
+    to_open_clip(result, tmp_path / "out" / "x.safetensors")
     written = load_file(tmp_path / "out" / "x.safetensors")
     assert written.keys() == model.state_dict().keys()
     for name, x in model.state_dict().items():
         close(written[name], x)
-    assert max(parity(found, tmp_path / "out" / "x.safetensors")) < 1e-6
+    assert max(parity(result, tmp_path / "out" / "x.safetensors")) < 1e-6
 
 
 @torch.no_grad()
@@ -498,9 +453,9 @@ def test_a_clip_of_openai_goes_to_a_hugging_face_folder_where_the_library_finds_
 ) -> None:
     from transformers import CLIPModel
 
-    found = load_pretrained(file)
-    to_hugging_face(found, tmp_path / "hf")
-    assert max(parity(found, tmp_path / "hf")) < 1e-6
+    result = load_pretrained(file)
+    to_hugging_face(result, tmp_path / "hf")
+    assert max(parity(result, tmp_path / "hf")) < 1e-6
     theirs = CLIPModel.from_pretrained(tmp_path / "hf").eval()
     ids, mask = texts()
     close(theirs.get_text_features(input_ids=ids, attention_mask=mask).pooler_output, model.encode_text(ids))
@@ -508,9 +463,8 @@ def test_a_clip_of_openai_goes_to_a_hugging_face_folder_where_the_library_finds_
 
 @torch.no_grad()
 def test_parity_sees_a_tower_that_moved(file: Path) -> None:
-    found = load_pretrained(file)
-    assert found.image is not None
-    found.image.model.post_layernorm.bias += torch.randn(128)
-    moved = parity(found, file)
+    result = load_pretrained(file)
+    result.image.model.post_layernorm.bias += torch.randn(128)
+    moved = parity(result, file)
     assert moved.image > 1e-3
     assert moved.text == 0.0

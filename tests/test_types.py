@@ -3,18 +3,7 @@
 import pytest
 import torch
 
-from grainline.types import (
-    Encoded,
-    Images,
-    Pair,
-    Term,
-    concat,
-    each,
-    full,
-    rows,
-    same_image,
-    vectors_only,
-)
+from grainline.types import Encoded, Images, Pair, Term, concat, each, rows, same_image, vectors_only
 
 
 def encoded(item: list[int], image: list[int]) -> Encoded:
@@ -64,11 +53,6 @@ def test_each_reaches_tensors_inside_nested_tuples() -> None:
     more = each(lambda x: x + 1, pair)
     assert (more.images.item.tolist(), more.texts.image.tolist()) == ([2], [5])
     assert more.texts.extra == "a word"
-
-
-def test_half_precision_is_widened_and_double_precision_stays() -> None:
-    kinds = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-    assert [full(torch.ones(1, dtype=kind)).dtype for kind in kinds] == [torch.float32] * 3 + [torch.float64]
 
 
 def test_vectors_alone_keep_their_ids() -> None:

@@ -34,7 +34,7 @@ from grainline.evaluation.suites.zeroshot import (
     read_classes,
     read_templates,
 )
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.loading import load
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train

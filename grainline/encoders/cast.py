@@ -31,10 +31,7 @@ LONGEST = 10_000
 
 
 class CastConfig(ScratchImageConfig):
-    """`name` such as "B" fills in width, heads and depths; fields given with it win.
-
-    Encoders are about as large as the ViTs of these names: each of three pools weighs as much as a block.
-    """
+    """`name` such as "B" fills in width, heads and depths of about the size of that ViT; other fields win."""
 
     sizes: ClassVar = {
         "toy": {"width": 32, "heads": 2, "depths": (1, 1, 1, 1)},
@@ -207,9 +204,8 @@ def _stem(cfg: CastConfig) -> nn.Sequential:
     """3 x 3 convolutions of stride 2 that double the channels, one of stride 1, and a 1 x 1 one.
 
     At width 768 and stride 8 they have 96, 192, 384, 768 and 768 channels, as in CAST, which has BatchNorm
-    behind each. That is `batch`, for comparison alone: the result of an image then depends on its batch, so a
-    batch in chunks (GradCache) or over several processes gives other gradients than the same batch at once.
-    With `group` each image is normed by itself.
+    behind each. That is `batch`, for comparison alone: with it a batch in chunks (GradCache) or over several
+    processes gives other gradients than the same batch at once.
     """
     layers: list[nn.Module] = []
     before = 3

@@ -1,9 +1,9 @@
-"""Superpixels of a batch of images, by one of three ways under the contract of `nn.superpixels`.
+"""Superpixels of a batch of images: k-means and squares of `nn.superpixels`, or SFCN with published weights.
 
-- kmeans, grid: `nn.superpixels`
-- sfcn: a fully convolutional network (Yang et al., CVPR 2020, arXiv 2003.12929) with published weights
+SFCN is a fully convolutional network (Yang et al., CVPR 2020, arXiv 2003.12929).
 """
 
+import copy
 import re
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from grainline.config import Config
 from grainline.encoders.pretrained.archive import read_tensors
@@ -50,12 +51,10 @@ class Rise(nn.Module):
 
 
 class SFCN(nn.Module):
-    """A U-Net over RGB that gives each pixel to one of the nine cells around it.
-
-    norm  with batch normalisations, as trained and published; False: folded into the convolutions
-    """
+    """A U-Net over RGB that gives each pixel to one of the nine cells around it."""
 
     def __init__(self, *, norm: bool) -> None:
+        """norm: with batch normalisations, as published; False: they are folded into the convolutions"""
         super().__init__()
         pairs = zip((3, *WIDTHS), WIDTHS, strict=False)
         self.down = nn.ModuleList(  # all pairs but the first halve the map
@@ -84,18 +83,11 @@ class SFCN(nn.Module):
 
 def folded(network: SFCN) -> SFCN:
     """The same network in evaluation, with its normalisations inside the convolutions before them."""
-    state = network.state_dict()
-    for name, module in network.named_modules():
-        if isinstance(module, nn.BatchNorm2d):
-            norm = {key: state.pop(f"{name}.{key}") for key in module.state_dict()}
-            weight = f"{name.removesuffix('norm')}conv.weight"
-            factor = norm["weight"].double() / (norm["running_var"].double() + module.eps).sqrt()
-            bias = norm["bias"].double() - norm["running_mean"].double() * factor
-            state[weight] = state[weight].double() * factor[:, None, None, None]
-            state[weight.replace("weight", "bias")] = bias
-    out = SFCN(norm=False)
-    out.load_state_dict(state)
-    return out
+    network = copy.deepcopy(network).eval().double()
+    for module in network.modules():
+        if isinstance(module, Convolution) and isinstance(module.norm, nn.BatchNorm2d):
+            module.conv, module.norm = fuse_conv_bn_eval(module.conv, module.norm), nn.Identity()
+    return network.float()
 
 
 UNUSED = re.compile(r"pred_mask[1-3]\.(weight|bias)")  # heads of training that nothing reads
@@ -103,10 +95,7 @@ TOP = len(WIDTHS) - 2  # the number of the first step up
 
 
 def read_sfcn(path: Path) -> SFCN:
-    """The network of a published file (github.com/fuy34/superpixel_fcn), with its normalisations.
-
-    UserError where the file holds anything else.
-    """
+    """The network of a published file (github.com/fuy34/superpixel_fcn). UserError for any other file."""
     tensors = {name: x for name, x in read_tensors(path)[0].items() if not UNUSED.fullmatch(name)}
     network = SFCN(norm="conv0a.1.weight" in tensors)
     state = {own_name(name): x for name, x in tensors.items()}
@@ -162,16 +151,9 @@ class Superpixels(nn.Module):
         """size: side of the images in pixels. UserError where the cells do not fill it"""
         super().__init__()
         if size % cfg.cell:
-            raise UserError(
-                f"superpixels: images of {size} pixels are no whole number of cells of {cfg.cell}"
-            )
+            raise UserError(f"superpixels: images of {size} pixels are no multiple of cells of {cfg.cell}")
         self.cfg, self.size = cfg, size
         self.network = _frozen(SFCN(norm=False)) if cfg.kind == "sfcn" else None
-
-    @property
-    def number(self) -> int:
-        """Superpixels of an image, empty ones included."""
-        return (self.size // self.cfg.cell) ** 2
 
     def fill(self, path: Path) -> None:
         """Take the weights of SFCN from their published file. UserError where they are not in it."""

@@ -48,11 +48,7 @@ class GroupedTokens(NamedTuple):
 
 
 class Grouper(Grouping):
-    """Token ids to groups.
-
-    Blocks and the grouping block stand one after the other in one list of layers, as the blocks of
-    `TextTransformer` do: the first ones can begin with its weights.
-    """
+    """Token ids to groups. The first blocks can begin with those of a `TextTransformer`."""
 
     before, behind = ("encoder", "words", "position", "groups"), ("norm",)
     attention = rf"{PROJECTIONS}|((assign|attention)\.)?to_(query|key|value|out)"

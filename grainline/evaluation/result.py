@@ -21,7 +21,7 @@ from grainline.data.other_texts import trained_paths
 from grainline.data.record import Source
 from grainline.errors import UserError, amount, checked, escape_controls
 from grainline.files import STATE, is_stream, read_plain, reason, temporary_path
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.loading import find_run
 from grainline.model import Model
 from grainline.report.page import render, write_page

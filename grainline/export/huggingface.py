@@ -17,7 +17,6 @@ from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.data.transforms import EvalTransform
 from grainline.encoders.pretrained import Pretrained, kind_of, load_pretrained
-from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
 from grainline.encoders.pretrained.convert import to_hugging_face, to_open_clip
 from grainline.encoders.pretrained.hub import library, quiet, readable
 from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig
@@ -74,9 +73,7 @@ def convert(source: str, out: str | Path, scoring: str | None = None) -> Parity:
         moved = parity(towers, place, tokenizer)
         if not max(moved) <= LIMIT:
             wrong = f"images by {moved.image:.1e}, texts by {moved.text:.1e}; allowed is {LIMIT:.0e}"
-            raise UserError(
-                f"{place}, read again, gave other vectors than {source} ({wrong}) and was removed"
-            )
+            raise UserError(f"{place} gave other vectors than {source} ({wrong}) and was removed")
     except BaseException:
         shutil.rmtree(place) if place.is_dir() else discard(place)
         raise
@@ -105,10 +102,10 @@ def _images() -> list[Image.Image]:
     return [image.resize((672, 224)), image.rotate(40).resize((224, 672))]
 
 
-def _inputs(towers: Pretrained, tokenizer: TextTokenizer | None) -> tuple[Tensor, list[list[int]]]:
+def _inputs(towers: Any, tokenizer: TextTokenizer | None) -> tuple[Tensor, list[list[int]]]:
     """Squares of images [2, 3, size, size] uint8, and ids of texts."""
-    eye, text = _sides(towers)
-    transform = EvalTransform(eye.size, *(towers.architecture[x] for x in ("resize", "filter", "margin")))
+    text, settings = towers.text, (towers.architecture[x] for x in ("resize", "filter", "margin"))
+    transform = EvalTransform(towers.image.size, *settings)
     pixels = torch.stack([transform(image) for image in _images()])
     if tokenizer is not None:
         return pixels, tokenizer.encode(TEXTS, text.context).ids
@@ -123,20 +120,20 @@ def _padded(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[Tenso
 
 
 @torch.no_grad()
-def _by_package(towers: Pretrained, tokenizer: TextTokenizer | None) -> tuple[Tensor, Tensor]:
+def _by_package(towers: Any, tokenizer: TextTokenizer | None) -> tuple[Tensor, Tensor]:
     """Unit vectors of images and texts as this package computes them."""
-    (image, text), (pixels, rows) = _sides(towers), _inputs(towers, tokenizer)
-    vectors = [image(pixels).pooled, text(*_padded(rows, text.context, 0)).pooled]
+    pixels, rows = _inputs(towers, tokenizer)
+    vectors = [towers.image(pixels).pooled, towers.text(*_padded(rows, towers.text.context, 0)).pooled]
     for i, head in enumerate((towers.image_projection, towers.text_projection)):
         vectors[i] = F.normalize(vectors[i] if head is None else vectors[i] @ head.T, dim=-1)
     return vectors[0], vectors[1]
 
 
 @torch.no_grad()
-def _by_library(folder: Path, towers: Pretrained, tokenizer: TextTokenizer | None) -> tuple[Tensor, Tensor]:
+def _by_library(folder: Path, towers: Any, tokenizer: TextTokenizer | None) -> tuple[Tensor, Tensor]:
     """Unit vectors as the transformers library computes them, with tokenizer and processor of the folder."""
-    (image, text), (pixels, rows) = _sides(towers), _inputs(towers, tokenizer)
-    values, kind, transformers = image.normalised(pixels), towers.architecture["kind"], library()
+    pixels, rows = _inputs(towers, tokenizer)
+    values, context, transformers = towers.image.normalised(pixels), towers.text.context, library()
     whole: Any = kind_of(towers.architecture)
     with quiet(), readable(folder):
         model = whole.classes()[1].from_pretrained(str(folder), dtype=torch.float32, trust_remote_code=False)
@@ -145,22 +142,15 @@ def _by_library(folder: Path, towers: Pretrained, tokenizer: TextTokenizer | Non
             values = prepare(_images(), return_tensors="pt")["pixel_values"]
         if tokenizer_of(folder) is not None:
             read = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-            rows = read(list(TEXTS), truncation=True, max_length=text.context)["input_ids"]
-        ids, mask = _padded(rows, text.context, model.config.text_config.pad_token_id or 0)
-        masked = {"attention_mask": mask} if kind == "clip" else {}  # SigLIP reads its padding
+            rows = read(list(TEXTS), truncation=True, max_length=context)["input_ids"]
+        ids, mask = _padded(rows, context, model.config.text_config.pad_token_id or 0)
+        masked = {} if whole.vectors else {"attention_mask": mask}  # SigLIP reads its padding
         out = model.eval()(pixel_values=values, input_ids=ids, **masked)
     return F.normalize(out.image_embeds, dim=-1), F.normalize(out.text_embeds, dim=-1)
 
 
-def _sides(towers: Pretrained) -> tuple[ImageEncoder, TextEncoder]:
-    assert towers.image is not None
-    assert towers.text is not None
-    return towers.image, towers.text
-
-
-def _writer(towers: Pretrained, tokenizer: TextTokenizer) -> Callable[[Path], None]:
-    """Writes the tokenizer into a Hugging Face folder, with what its AutoTokenizer wants to know."""
-    assert towers.text is not None
+def _writer(towers: Any, tokenizer: TextTokenizer) -> Callable[[Path], None]:
+    """A function that writes the tokenizer into a Hugging Face folder, with the settings of AutoTokenizer."""
     masked = not kind_of(towers.architecture).vectors  # SigLIP reads its padding
     settings = {
         "model_max_length": towers.text.context,
@@ -246,6 +236,6 @@ def _check_activation(towers: Pretrained, place: Path) -> None:
         return
     quick = towers.architecture["config"]["text_config"]["hidden_act"] == "quick_gelu"
     if quick != ("quickgelu" in place.name.lower()):
-        better = f"{place.stem}-quickgelu.safetensors" if quick else "it without that word"
+        better = f"{place.stem}-quickgelu.safetensors" if quick else "without that word"
         wrong = "has the quick GELU" if quick else "has no quick GELU"
-        raise UserError(f"this CLIP {wrong}, which readers tell by 'quickgelu' in the name; name {better}")
+        raise UserError(f"this CLIP {wrong}, which readers tell by 'quickgelu' in its name; name it {better}")

@@ -26,7 +26,7 @@ from grainline.data.scenes.source import Scenes
 from grainline.encoders.cast import CastConfig
 from grainline.errors import UserError, path_of
 from grainline.files import replacing, sync, write_text
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.nn.runtime import static
@@ -82,8 +82,13 @@ def _outputs(encoded: Encoded) -> Outputs:
     return Outputs(encoded.vector, encoded.tokens, encoded.mask)
 
 
-Axes = Mapping[str, Mapping[int, str]]
-"""Input -> axis -> name, of the axes that may have any length."""
+class Side(NamedTuple):
+    """A tower with the inputs of its graph."""
+
+    module: ImageTower
+    axes: dict[str, dict[int, str]]  # input -> axis -> name, of the axes that may have any length
+    inputs: Sequence[tuple[Tensor, ...]]  # for parity
+    example: tuple[Tensor, ...]  # for tracing, with two rows at least: torch takes 1 for a constant
 
 
 class Parity(NamedTuple):
@@ -99,29 +104,22 @@ class Parity(NamedTuple):
 
 
 @torch.no_grad()
-def write_graph(
-    module: nn.Module, example: Sequence[Tensor], axes: Axes, file: Path, longest: Mapping[str, int]
-) -> int:
-    """Write a module that returns Outputs as an ONNX file; the version of its operators.
+def write_graph(side: Side, file: Path, longest: Mapping[str, int]) -> int:
+    """Write a tower as an ONNX file, above 2 GB as FILE and FILE.data; the version of its operators.
 
-    example  one tensor for each input in `axes`, with two rows at least: torch takes 1 for a constant
     longest  the greatest length of some of the named axes
-
-    A graph of more than 2 GB is written as two files, FILE and FILE.data.
     """
-    dims = {
-        name: torch.export.Dim(name, min=1, max=longest.get(name))
-        for name in dict.fromkeys(name for named in axes.values() for name in named.values())
-    }
-    shapes = {name: {axis: dims[dim] for axis, dim in named.items()} for name, named in axes.items()}
+    names = dict.fromkeys(name for named in side.axes.values() for name in named.values())
+    dims = {name: torch.export.Dim(name, min=1, max=longest.get(name)) for name in names}
+    shapes = {name: {axis: dims[dim] for axis, dim in named.items()} for name, named in side.axes.items()}
     with static(), _quiet():
-        program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(side.module, side.example, dynamic_shapes=shapes, strict=False)
         exported: Any = torch.onnx.export(
             program,
             (),
-            input_names=list(axes),
+            input_names=list(side.axes),
             output_names=list(OUTPUTS),
-            dynamic_shapes={name: dict(named) for name, named in axes.items()},  # names alone
+            dynamic_shapes=side.axes,  # here only names: what varies is settled
             dynamo=True,
             verbose=False,
         )
@@ -181,15 +179,6 @@ class Exported(NamedTuple):
     bytes: dict[str, int]
 
 
-class _Side(NamedTuple):
-    """A tower with the inputs of its graph."""
-
-    module: ImageTower
-    axes: dict[str, dict[int, str]]
-    inputs: Sequence[tuple[Tensor, ...]]  # for parity
-    example: tuple[Tensor, ...]  # for tracing
-
-
 def export(model: Model, out: str | Path) -> Exported:
     """Write both towers of a model on the CPU into a new folder, whole or not at all.
 
@@ -211,7 +200,7 @@ def export(model: Model, out: str | Path) -> Exported:
         parity, opset = {}, 0
         for name, side in sides.items():
             file = place / f"{name}.onnx"
-            opset = write_graph(side.module, side.example, side.axes, file, longest)
+            opset = write_graph(side, file, longest)
             result = parity[name] = differences(session(file), side.module, side.inputs)
             if not result.worst <= LIMIT:
                 wrong = f"{result.vector:.1e} in vectors and {result.tokens:.1e} in tokens"
@@ -243,14 +232,14 @@ def _refuse(model: Model) -> None:
         raise UserError(f"{wrong}; train with model.image.superpixels.kind=grid")
 
 
-def _image_side(model: Model) -> _Side:
+def _image_side(model: Model) -> Side:
     scenes = _scenes(model.method)
     pixels = torch.stack([model.transform(record.image, record.key) for record in scenes])
     inputs = [(pixels[:n],) for n in BATCHES]
-    return _Side(ImageTower(model.method), {"pixels": {0: "images"}}, inputs, (pixels[:2],))
+    return Side(ImageTower(model.method), {"pixels": {0: "images"}}, inputs, (pixels[:2],))
 
 
-def _text_side(model: Model) -> _Side:
+def _text_side(model: Model) -> Side:
     """Captions of scenes; also a truncated text, one word and an empty text, in batches and alone."""
     method = model.method
     captions = [record.whole for record in _scenes(method)]
@@ -260,7 +249,7 @@ def _text_side(model: Model) -> _Side:
     inputs = [text_inputs(texts_of(ids[a:b]), method.parts) for a, b in several]
     axis = {0: "texts", 1: "tokens"} if method.parts == 1 else {0: "texts", 1: "parts", 2: "tokens"}
     whole = rows(texts_of(ids), slice(0, 2))
-    return _Side(TextTower(method), {"ids": axis, "mask": axis}, inputs, text_inputs(whole, method.parts))
+    return Side(TextTower(method), {"ids": axis, "mask": axis}, inputs, text_inputs(whole, method.parts))
 
 
 def _scenes(method: Method) -> Sequence[Any]:
@@ -269,7 +258,7 @@ def _scenes(method: Method) -> Sequence[Any]:
 
 
 def _description(
-    model: Model, sides: dict[str, _Side], parity: dict[str, Parity], opset: int
+    model: Model, sides: dict[str, Side], parity: dict[str, Parity], opset: int
 ) -> dict[str, Any]:
     method = model.method
     # The scale and bias of the score by vectors; CAFT has others for parts, and some methods have none.

@@ -14,7 +14,7 @@ import torch
 
 from grainline.errors import UserError
 from grainline.files import Corrupt
-from grainline.fingerprint import fingerprint
+from grainline.hub import fingerprint
 from grainline.index import store
 from grainline.index.calibration import (
     BACKGROUND,

@@ -20,7 +20,7 @@ from grainline.data.transforms import Crop, EvalTransform, SameTransform, TrainT
 from grainline.encoders.superpixels import SuperpixelConfig, Superpixels
 from grainline.encoders.towers import Towers
 from grainline.errors import UserError
-from grainline.fingerprint import image_fingerprint
+from grainline.hub import image_fingerprint
 from grainline.loading import default_device
 from grainline.model import Model
 from grainline.training.optim import tuned

@@ -26,7 +26,7 @@ from grainline.data.texts import TextsConfig, encode_parts
 from grainline.distributed import rank, world_size
 from grainline.encoders.base import TextTokens
 from grainline.errors import UserError
-from grainline.fingerprint import text_fingerprint
+from grainline.hub import text_fingerprint
 from grainline.methods.base import Method
 from grainline.model import Model
 from grainline.system import READ, read_at

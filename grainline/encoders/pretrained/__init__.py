@@ -54,7 +54,7 @@ KINDS = {
     "fg-clip": Row("published:FgClip", architecture="FGCLIPModel"),
     "laps": Row("published:Laps", "cross_net.aggr_net.scale"),
     "clip": Row("clip_towers:Clip", "visual.conv1.weight"),
-    "siglip": Row("siglip_towers:Siglip", "visual.trunk.attn_pool.latent"),
+    "siglip": Row("siglip_towers:Siglip"),
     "siglip2": Row("siglip_towers:Naflex"),
     "fgclip2": Row("siglip_towers:FgClip2"),
     "groupvit": Row("clip_towers:GroupViT"),
@@ -134,16 +134,18 @@ def _read(name: str | Path, options: Options) -> Source:
         if HUB_FILE.fullmatch(str(name)) is None:
             raise UserError(f"no file or folder {name}, and it is no name of the hub; give one of the three")
         place = download(str(name))
-    if any((place / name).is_file() for name in ("config.json", "modules.json")):
-        return _named_by(place).read(place, options)
-    if place.is_dir():
-        place, settings = _in_folder(place)
-    stored = read_tensors(place)
-    check_numbers({name: x for name, x in stored.tensors.items() if name not in NUMBERS}, place)
-    floats = {name: x.float() for name, x in stored.tensors.items() if x.is_floating_point()}
-    stored = stored._replace(tensors=stored.tensors | floats)
-    kind = next((one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip")
-    with readable(place):  # tensors of another form stop the deduction anywhere
+    with readable(place):  # settings and tensors of another form stop the reading anywhere
+        if any((place / name).is_file() for name in ("config.json", "modules.json")):
+            return _named_by(place).read(place, options)
+        if place.is_dir():
+            place, settings = _in_folder(place)
+        stored = read_tensors(place)
+        check_numbers({name: x for name, x in stored.tensors.items() if name not in NUMBERS}, place)
+        floats = {name: x.float() for name, x in stored.tensors.items() if x.is_floating_point()}
+        stored = stored._replace(tensors=stored.tensors | floats)
+        kind = next(
+            (one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip"
+        )
         return kind_of({"kind": kind}).read_file(place, stored, options, settings)
 
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -37,15 +37,9 @@ class ImageEncoder(LibraryEncoder, PixelEncoder):
     segmented: ClassVar[bool] = False  # tokens have places in the image outside training, not on a grid
 
     def __init__(
-        self,
-        model: nn.Module,
-        architecture: Mapping[str, Any],
-        *,
-        width: int | None = None,
-        size: int | None = None,
-        grid: tuple[int, int] | Literal["patches"] | None = "patches",
+        self, model: nn.Module, architecture: Any, *, width: int = 0, size: int = 0, grid: Any = "patches"
     ) -> None:
-        """Sizes that are not given are those of a ViT with this config."""
+        """Sizes that are left out are those of a ViT with this config. grid: rows and columns, or None"""
         super().__init__(architecture["mean"], architecture["spread"])
         self.model, self.kind, config = model, architecture["kind"], architecture["config"]
         config = config.get("vision_config", config)
@@ -54,10 +48,7 @@ class ImageEncoder(LibraryEncoder, PixelEncoder):
         self.grid: tuple[int, int] | None = (side, side) if grid == "patches" else grid
 
     def keep_values(self) -> None:
-        """Let a patch take up nothing of the others in the last layer; the class token stays as it is.
-
-        UserError where the summary may read the patches.
-        """
+        """Let a patch take up nothing of the others in the last layer; the class token stays as it is."""
         raise UserError(f"model.image.patches: values need the image side of a CLIP, not of {self.kind}")
 
     def forward(self, pixels: Tensor) -> ImageTokens:
@@ -135,10 +126,7 @@ class TextEncoder(LibraryEncoder, Grouping):
 
 
 class FixedNorm(nn.BatchNorm2d):
-    """A batch norm with the statistics of the checkpoint, also where it learns.
-
-    Those of a batch would depend on how it is cut into chunks and processes.
-    """
+    """A batch norm with the statistics of the checkpoint, not those of a batch, which may come in chunks."""
 
     def train(self, mode: bool = True) -> "FixedNorm":  # noqa: ARG002
         return super().train(False)
@@ -148,15 +136,11 @@ class FixedNorm(nn.BatchNorm2d):
 # layers and paths are replaced. Dropout of attention weights is no layer: the library passes its share
 # to a function of attention, and lets others register one.
 
-
 ATTENTION = "grainline"  # our function of attention in the library's registry
 
 
 def draw_by_rows(model: Any) -> None:
-    """Let a model of the library draw its noise by rows and attend by `attention`, in place.
-
-    Its weights keep their names. GroupViT has attention of its own, which is left alone.
-    """
+    """Let a model of the library draw its noise by rows and attend by `attention`, in place; not GroupViT."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child).__name__.endswith("DropPath"):
@@ -180,36 +164,25 @@ def draws_by_process(model: nn.Module) -> list[str]:
 
 
 def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **rest: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout: float = 0.0, **rest: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """The library's `sdpa_attention_forward`, but dropout by rows: [N, h, L, D] -> [N, L, h, D], no weights.
-
-    With dropout all weights [N, h, L, L] are in memory at once.
-    """
+    """The library's `sdpa_attention_forward` with dropout by rows: [N, h, L, D] -> [N, L, h, D]"""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if not dropout:
-        inputs = module, query, key, value, attention_mask
-        return sdpa_attention_forward(*inputs, scaling=scaling, is_causal=is_causal, **rest)
+        return sdpa_attention_forward(module, query, key, value, mask, **rest)
+    scaling, is_causal = rest.get("scaling"), rest.get("is_causal")
     logits = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if rest.get("position_bias") is not None:
         logits = logits + rest["position_bias"]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if attention_mask is None and causal:
-        attention_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
+    if mask is None and causal:
+        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
         # Where nothing is read, as by padding far from the text, all is read alike: no NaN.
-        logits = logits.masked_fill(~attention_mask, torch.finfo(logits.dtype).min)
-    elif attention_mask is not None:
-        logits = logits + attention_mask
+        logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    elif mask is not None:
+        logits = logits + mask
     weight = dropped(module, logits.softmax(-1, dtype=torch.float32).to(value.dtype), dropout)
     return (weight @ value).transpose(1, 2).contiguous(), None
 

@@ -1,7 +1,7 @@
 """Tensors from files of other programs, without running code in these files.
 
 Three kinds of files: safetensors, pickled state dicts (read by torch with weights_only), and TorchScript
-archives, such as OpenAI's published CLIP: programs, pickled together with their weights. The pickle in them
+archives, such as OpenAI's published CLIP, which torch can only read by running them. Here the pickle in them
 may build tensors, numbers, lists and dicts. A module of the program becomes an inert object that holds its
 attributes, and any other name stops the reading.
 """
@@ -23,8 +23,11 @@ from grainline.errors import UserError
 from grainline.files import Unpickler
 from grainline.system import regular
 
-_DTYPES = ["float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool"]
-_STORAGES = ["Float", "Half", "BFloat16", "Double", "Long", "Int", "Short", "Char", "Byte", "Bool"]
+_STORAGES = {
+    "Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64,
+    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
+    "Bool": torch.bool,
+}  # fmt: skip
 _SAME = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag")
 _HARMLESS = (  # classes in training checkpoints beside the tensors; an inert object stands for an instance
     "argparse.Namespace", "numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar",
@@ -43,11 +46,9 @@ class Stored(NamedTuple):
 
 
 def read_tensors(path: Path, *, wrapped: bool = True) -> Stored:
-    """All tensors of a .safetensors, .pt, .pth or .bin file by name.
+    """All tensors of a .safetensors, .pt, .pth or .bin file by name. UserError where it holds anything else.
 
     wrapped  they may stand in a training checkpoint, under names with a prefix
-
-    UserError where it holds anything else.
     """
     try:
         regular(path)
@@ -128,7 +129,7 @@ class _Inert:
     attributes: Any = None
 
     def __init__(self, *_: Any) -> None:
-        """Whatever it is made of is left."""
+        pass
 
     def __setstate__(self, state: Any) -> None:
         self.attributes = state
@@ -139,8 +140,7 @@ class _Reader(Unpickler):
 
     def __init__(self, file: IO[bytes], archive: zipfile.ZipFile, folder: str) -> None:
         known: dict[tuple[str, str], Any] = {("torch.jit._pickle", name): lambda x, *_: x for name in _SAME}
-        for storage, dtype in zip(_STORAGES, _DTYPES, strict=True):
-            known["torch", f"{storage}Storage"] = getattr(torch, dtype)
+        known |= {("torch", f"{storage}Storage"): dtype for storage, dtype in _STORAGES.items()}
         known["collections", "OrderedDict"] = collections.OrderedDict
         known["torch._utils", "_rebuild_tensor_v2"] = self.rebuilt
         super().__init__(file, known)

@@ -1,11 +1,9 @@
 """CLIP: Hugging Face folders, and state dicts with the names of OpenAI; and GroupViT.
 
-Such state dicts are those of OpenAI itself, of open_clip and of Long-CLIP. Widths, depths and the rest are
-deduced from the shapes; heads are 64 wide except in a few large models.
+Such state dicts are those of OpenAI itself, of open_clip and of Long-CLIP; shapes show widths and depths.
 """
 
 import math
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -106,10 +104,13 @@ class Clip(TwoSided):
         state = _tidy(stored.tensors)
         if "logit_bias" in state:
             raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of it")
-        where, pixels, model, image, text = open_clip_settings(file, settings, _PLAIN)
+        where, pixels, model, image, text = open_clip_settings(file, settings)
         quick = options.quick_gelu
-        if quick is None:
-            quick = bool(model.get("quick_gelu")) if settings else _is_quick(file, stored)
+        if quick is None:  # files of OpenAI and of Long-CLIP have signs of it
+            openai = stored.script or {*NUMBERS[:3]} <= stored.tensors.keys()
+            long = any(name.endswith("positional_embedding_res") for name in stored.tensors)
+            named = any("quickgelu" in name.lower() for name in (file.name, stored.name))
+            quick = bool(model.get("quick_gelu")) if settings else openai or long or named
         config = _deduced(file, state, quick, (image, text) if settings else None)
         see, read = config["vision_config"], config["text_config"]
         check_agreement(where, (image, see), (text, read), (model, config))
@@ -158,25 +159,15 @@ NAMES: Names = (  # theirs, those of transformers; the first that a name begins 
     ("text_projection", "text_projection.weight"),
 )
 IN_BLOCKS: Names = (
-    (".ln_1.", ".layer_norm1."),
-    (".ln_2.", ".layer_norm2."),
-    (".attn.", ".self_attn."),
-    (".mlp.c_fc.", ".mlp.fc1."),
-    (".mlp.c_proj.", ".mlp.fc2."),
-)
+    (".ln_1.", ".layer_norm1."), (".ln_2.", ".layer_norm2."), (".attn.", ".self_attn."),
+    (".mlp.c_fc.", ".mlp.fc1."), (".mlp.c_proj.", ".mlp.fc2."),
+)  # fmt: skip
 _UNUSED = "mask_net"  # layers of SmartCLIP that only its training reads
 
 
 def heads_of(side: str, width: int) -> int:
     """Heads 64 wide, or 16 in the images of ViT-H, ViT-g and ViT-bigG. 0: no CLIP has this width."""
     return 16 if side == "image" and width in (1280, 1408, 1664) else 0 if width % 64 else width // 64
-
-
-def _is_quick(file: Path, stored: Stored) -> bool:
-    """Whether a file has a sign of the quick GELU, which OpenAI's and Long-CLIP's weights have."""
-    openai = stored.script or {*NUMBERS[:3]} <= stored.tensors.keys()
-    long = any(name.endswith("positional_embedding_res") for name in stored.tensors)
-    return openai or long or any("quickgelu" in name.lower() for name in (file.name, stored.name))
 
 
 def _tidy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -202,18 +193,13 @@ _TABLES = (  # tensors from whose shapes the architecture is deduced
 def _deduced(
     file: Path, state: Mapping[str, Tensor], quick: bool, settings: tuple[Mapping[str, Any], ...] | None
 ) -> dict[str, Any]:
-    """The config: widths, depths and the rest, from the shapes of the tensors.
-
-    settings  of images and of texts by open_clip, which give the heads; None: they follow from the widths
-    """
+    """The config, from the shapes of the tensors. settings: of images and texts by open_clip, with heads"""
     absent = [name for name in _TABLES if name not in state or state[name].ndim < 2 or not len(state[name])]
     if absent and any(name.startswith(("vision_model.", "text_model.")) for name in state):
-        raise UserError(
-            f"{file} has the names of a Hugging Face model, whose config.json is needed: give its folder"
-        )
+        raise UserError(f"{file} has the names of a Hugging Face model, whose config.json is needed too")
     if absent:
         wrong = f"no {absent[0]} in it, but {', '.join(sorted(state)[:2]) or 'nothing'}"
-        allowed = "OpenAI, open_clip (no ResNets, no EVA), Long-CLIP, FLAIR, beta-CLIP and LAPS"
+        allowed = "OpenAI, open_clip (no ResNets, no towers of timm), Long-CLIP, FLAIR, beta-CLIP and LAPS"
         raise UserError(f"{file} is no CLIP with a plain vision transformer: {wrong}; allowed are {allowed}")
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
@@ -225,51 +211,37 @@ def _deduced(
     # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
     text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
     act = "quick_gelu" if quick else "gelu"
-    image |= {"image_size": size_of(side, patch, see), "patch_size": patch, "hidden_act": act}
+    sizes = range(side * patch, side * patch + patch)  # patches may leave a rest at the edge
+    size = next((size for size in sizes if see.get("image_size") in (size, [size, size])), sizes[0])
+    image |= {"image_size": size, "patch_size": patch, "hidden_act": act}
     text |= {"max_position_embeddings": len(rows), "vocab_size": len(words), "hidden_act": act}
     whole = library().CLIPConfig(vision_config=image, text_config=text, projection_dim=out.shape[1])
     return plain(whole.to_dict())
 
 
-def size_of(side: int, patch: int, settings: Mapping[str, Any]) -> int:
-    """Side of the images in pixels: that of the settings where so many patches leave a rest at the edge."""
-    sizes = range(side * patch, side * patch + patch)
-    return next((size for size in sizes if settings.get("image_size") in (size, [size, size])), sizes[0])
-
-
-def tower(
-    file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int, first: str = "c_fc"
-) -> dict[str, Any]:
-    """Depth, heads and the width of the MLP of one of the two transformers; `first` layer of this MLP."""
+def tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int) -> dict[str, Any]:
+    """Depth, heads and the width of the MLP of one of the two transformers."""
     blocks = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
-    if f"0.mlp.{first}.bias" not in blocks:
-        raise UserError(f"{file} has no {prefix}0.mlp.{first}.bias, so no transformer that could be read")
+    if "0.mlp.c_fc.bias" not in blocks:
+        raise UserError(f"{file} has no {prefix}0.mlp.c_fc.bias, so no transformer that could be read")
     if not heads or width % heads:
         raise UserError(f"heads of width {width} in {file} are unknown; known are CLIPs with heads of 64")
     return {
         "hidden_size": width,
         "num_hidden_layers": len({name.split(".")[0] for name in blocks}),
         "num_attention_heads": heads,
-        "intermediate_size": len(blocks[f"0.mlp.{first}.bias"]),
+        "intermediate_size": len(blocks["0.mlp.c_fc.bias"]),
     }
 
 
-_PLAIN: dict[str, dict[str, Any]] = {  # settings of a plain CLIP that no tensor shows
-    "vision_cfg": {"head_width": 64, "pool_type": "tok", "pos_embed_type": "learnable"},
-    "text_cfg": {"heads": 8, "pool_type": "argmax", "proj_type": "linear", "tokenizer_kwargs": {}},
-}
-
-
-def from_open_clip_names(
-    state: Mapping[str, Tensor], names: Names = NAMES, parts: Names = IN_BLOCKS
-) -> dict[str, Tensor]:
-    """A state dict of OpenAI, open_clip or timm by the names of transformers, queries, keys, values split."""
+def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict of OpenAI or open_clip by the names of transformers, queries, keys and values split."""
     out: dict[str, Tensor] = {}
     for name, x in state.items():
-        ours = renamed(name, names, parts)
-        if joint := re.fullmatch(r"(.*\.)(?:qkv\.|in_proj_)(weight|bias)", ours):
+        ours = renamed(name, NAMES, IN_BLOCKS)
+        if ".in_proj_" in ours:
             for letter, part in zip("qkv", x.chunk(3), strict=True):
-                out[f"{joint[1]}{letter}_proj.{joint[2]}"] = part
+                out[ours.replace("in_proj_", f"{letter}_proj.")] = part
         else:
             out[ours] = x.T if name in ("visual.proj", "text_projection") else x
     return out
@@ -356,10 +328,6 @@ class GroupViT(TwoSided):
 
 
 def _two_layers(head: Any) -> nn.Sequential:
-    """A head (linear, batch norm, ReLU, linear) with its batch norm as part of the first layer.
-
-    The statistics of the norm stay those of the checkpoint where the head learns: those of a batch would
-    depend on how the batch is cut into chunks and processes.
-    """
+    """A head (linear, batch norm, ReLU, linear) with its batch norm, which stays, in the first layer."""
     first, norm, relu, last = head.eval()
     return nn.Sequential(fuse_linear_bn_eval(first, norm), relu, last)

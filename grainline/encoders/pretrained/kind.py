@@ -65,9 +65,7 @@ class PretrainedTextConfig(PretrainedConfig):
     @model_validator(mode="after")
     def _some_learn(self) -> "PretrainedTextConfig":
         if self.context is not None and self.frozen_positions >= self.context:
-            raise ValueError(
-                f"frozen_positions {self.frozen_positions} is not less than context {self.context}"
-            )
+            raise ValueError(f"frozen_positions {self.frozen_positions}: context is {self.context}, not more")
         return self
 
 
@@ -78,16 +76,12 @@ def checkpoint_of(side: Config) -> PretrainedConfig | None:
 
 
 class Options(NamedTuple):
-    """Choices of a recipe for a checkpoint; None: as the checkpoint has it.
-
-    Weights do not show the activation of a CLIP: files of OpenAI, of Long-CLIP and with "quickgelu" in their
-    name have the quick GELU. Give `quick_gelu` for OpenAI's weights in a file of another kind.
-    """
+    """Choices of a recipe for a checkpoint; None: as the checkpoint has it."""
 
     size: int | None = None  # side of the images: positions become a finer or coarser grid (`to_grid`)
     context: int | None = None  # longest text in tokens: positions are stretched or cut (`to_context`)
     stretch: Stretch = "keep"
-    quick_gelu: bool | None = None  # x * sigmoid(1.702 x) in place of GELU, in a CLIP
+    quick_gelu: bool | None = None  # x * sigmoid(1.702 x) in place of GELU, where a CLIP does not show it
     resize: Literal["crop", "squash"] | None = None  # the middle, or the whole image; both without a margin
     pool: Pool | None = None  # how the states of a text encoder are summed up
     max_num_patches: int | None = None  # of an image that a NaFlex reads
@@ -148,10 +142,7 @@ class Kind(ABC):
         raise UserError(f"{folder} has a config.json, and {self.name} is read from a file")
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
-        """A file of weights with the tensors of this kind, which are floats here.
-
-        settings  those of open_clip's config, where the file was found in its folder; else empty
-        """
+        """A file of weights with the tensors of this kind. settings: those of open_clip's config beside it"""
         raise UserError(f"{file} has the weights of {self.name} without its config.json: give its folder")
 
     @abstractmethod
@@ -174,12 +165,12 @@ class Kind(ABC):
             right, wrong = wrong, right
         if getattr(options, wrong) is not None:
             raise UserError(f"for {self.name} give {right}, and leave {wrong} out")
-        if options.max_num_patches is not None:
-            source.architecture["max_num_patches"] = [options.max_num_patches]
         if options.pool is not None:
             raise UserError(f"{self.name} sums up its texts in one way; leave model.text.pool out")
         if options.walk_type is not None and self.name != "fgclip2":
             raise UserError(f"walk_type is for FG-CLIP 2, not for {self.name}; leave it out")
+        if options.max_num_patches is not None:
+            source.architecture["max_num_patches"] = [options.max_num_patches]
         size = source.size if options.size is None else options.size
         if size is not None and self.grid is not None:
             image = sides["image"]
@@ -209,9 +200,7 @@ def longer(table: Tensor, options: Options) -> Tensor:
     if context < 3:
         raise UserError(f"the context is {context} tokens; it must be at least 3 (begin, one token, end)")
     if options.stretch == "keep" and learnt < context and learnt <= KEEP:
-        raise UserError(
-            f"the first {KEEP} of {learnt} positions of texts would stay; choose stretch='linear'"
-        )
+        raise UserError(f"the first {KEEP} of {learnt} positions would stay; choose stretch='linear'")
     return to_context(table, context, options.stretch)
 
 

@@ -1,8 +1,6 @@
 """Kinds of checkpoints that the transformers library builds: Hugging Face folders, read strictly.
 
-Pixels are normalised inside, padding never counts, the summary of a text is its last real token where the
-library searches for an end token (in one text they are the same), and patches pass the same last layers as
-the summary.
+Pixels are normalised inside, padding never counts, and patches pass the same last layers as the summary.
 """
 
 import json
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained.adapters import draw_by_rows
-from grainline.encoders.pretrained.hub import library, note_unknown_fields, quiet, readable, weights_of
+from grainline.encoders.pretrained.hub import library, note_unknown_fields, quiet, weights_of
 from grainline.encoders.pretrained.kind import Kind, Options, Pretrained, Source, sides_of
 from grainline.encoders.pretrained.preprocess import of_hugging_face
 from grainline.errors import UserError
@@ -42,7 +40,7 @@ class LibraryKind(Kind):
         """A folder as `save_pretrained` of the library writes it."""
         name = str(folder)
         reader, _ = self.classes()  # no Auto class: it would ask to run code
-        with quiet(), readable(folder):
+        with quiet():
             config = reader.from_pretrained(name, trust_remote_code=False).to_dict()
         if (folder / "adapter_config.json").is_file():  # the library would add it to the weights
             raise UserError(f"{folder} has an adapter (adapter_config.json); merge it into the weights first")
@@ -68,15 +66,14 @@ class LibraryKind(Kind):
         return weights_of(folder), []
 
     def filled(self, place: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Weights:
-        """The weights by the names of the installed library, strictly, and what was left out.
+        """The weights of a folder or file by the names of the installed library, and what was left out.
 
-        place    a folder of the library, or another file
-        tensors  weights by the names of any version of the library
+        tensors  weights by the names of any version of the library; UserError unless they fit
         """
         config_class, kind = self.classes()
         # A head may have a norm of the same name as the model inside it.
         heads = {key for key in tensors if f"{kind.base_model_prefix}.{key}" in tensors}
-        with quiet(), readable(place):
+        with quiet():
             model, report = kind.from_pretrained(
                 None,
                 config=config_class.from_dict(config),
@@ -176,7 +173,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    """The settings of the image processor; the library too reads the second file where the first has none."""
+    """The settings of the image processor, from the first of the two files that has them, as the library."""
     nested: dict[str, Any] | None = read_settings(folder / "processor_config.json").get("image_processor")
     return read_settings(folder / "preprocessor_config.json") if nested is None else nested
 
@@ -185,12 +182,9 @@ def pad_of(folder: Path, config: Mapping[str, Any]) -> int:
     """The id of padding, which SigLIP reads: that of the tokenizer; the config often lacks it."""
     token = read_settings(folder / "tokenizer_config.json").get("pad_token")
     tokens = read_settings(folder / "tokenizer.json").get("added_tokens", [])
-    try:
-        name = token["content"] if isinstance(token, dict) else token
-        numbers = (int(x["id"]) for x in tokens if x["content"] == name)
-        return next(numbers, int(config.get("pad_token_id") or 0))
-    except (TypeError, KeyError, ValueError) as error:
-        raise UserError(f"the tokenizer of {folder} has special tokens of unknown form: {error!r}") from None
+    name = token["content"] if isinstance(token, dict) else token
+    numbers = (int(x["id"]) for x in tokens if x["content"] == name)
+    return next(numbers, int(config.get("pad_token_id") or 0))
 
 
 def tokenizer_of(folder: Path) -> str | None:

@@ -1,8 +1,7 @@
 """Descriptions by LLaVA, through the transformers library: images to sampled texts, the same each time.
 
-Liu et al., arXiv 2304.08485 and 2310.03744. Tokens are sampled with top-p 0.9 at temperature 0.2. Every image
-has its own random numbers, so neither batch nor order changes the sample, except by the rounding of products
-of other shapes. Prompts are padded on the left; the prompt is no part of the answer.
+Liu et al., arXiv 2304.08485 and 2310.03744. Every image has its own random numbers, so neither batch nor
+order changes the sample, except by rounding.
 """
 
 import hashlib
@@ -35,11 +34,9 @@ class Llava:
     """A LLaVA and its processor, for reading images one batch at a time."""
 
     def __init__(self, name: str, device: str | None = None) -> None:
-        """
-        name    of the hub, or a folder
-        device  "cpu", "cuda"; None takes CUDA where there is one
+        """Read a name of the hub or a folder. UserError where it is no LLaVA or has no chat template.
 
-        Raises UserError where there is none, where it is no LLaVA, and where it has no chat template.
+        device  "cpu", "cuda"; None takes CUDA where there is one
         """
         transformers, folder = library(), Path(name) if Path(name).is_dir() else download(name)
         self.name, self.revision = name, _revision(folder)
@@ -79,24 +76,20 @@ class Llava:
         inputs = inputs.to(self.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         sampling = library().LogitsProcessorList([_sampler(seeds)])
+        options = {"max_new_tokens": tokens, "do_sample": False, "logits_processor": sampling}
         with quiet():
-            out = self.model.generate(
-                **inputs, max_new_tokens=tokens, do_sample=False, logits_processor=sampling
-            )
-        return [self._generated(ids, tokens) for ids in out[:, inputs["input_ids"].shape[1] :].tolist()]
-
-    def _generated(self, ids: list[int], limit: int) -> Generated:
-        end = next((i for i, token in enumerate(ids) if token in self.ends), None)
-        tokens = ids[:end]  # padding follows the end
-        text = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
-        return Generated(" ".join(text.split()), len(tokens), end is None and len(tokens) >= limit)
+            out = self.model.generate(**inputs, **options)
+        results = []
+        for ids in out[:, inputs["input_ids"].shape[1] :].tolist():
+            end = next((i for i, token in enumerate(ids) if token in self.ends), None)
+            text = self.processor.tokenizer.decode(ids[:end], skip_special_tokens=True)  # padding follows
+            number = len(ids[:end])
+            results.append(Generated(" ".join(text.split()), number, end is None and number >= tokens))
+        return results
 
 
 def _sampler(seeds: Sequence[int]) -> Any:
-    """A processor of logits that samples the next token of every row and leaves only that one possible.
-
-    seeds  of the rows: the sample of a row depends on its own seed and logits
-    """
+    """A processor of logits that samples the next token of a row by its own seed and leaves only that one."""
     transformers = library()
     warpers = transformers.TemperatureLogitsWarper(TEMPERATURE), transformers.TopPLogitsWarper(TOP_P)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -105,24 +98,21 @@ def _sampler(seeds: Sequence[int]) -> Any:
         warped = scores.float()
         for warper in warpers:
             warped = warper(input_ids, warped)
-        at = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
-        token = draw(warped.softmax(-1), at.to(scores.device))
+        number = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
+        token = draw(warped.softmax(-1), number.to(scores.device))
         return torch.full_like(scores, -torch.inf).scatter(1, token[:, None], 0.0)
 
     return sample
 
 
-def draw(share: Tensor, at: Tensor) -> Tensor:
-    """The entry of each row into which a number falls, in a row of entries as long as their shares.
-
-    share  [N, K] >= 0, each row of sum 1
-    at     [N] in [0, 1)
+def draw(share: Tensor, number: Tensor) -> Tensor:
+    """The entry of each row into which a number falls: share [N, K] >= 0 of sum 1, number [N] in [0, 1).
 
     >>> draw(torch.tensor([[0.5, 0.0, 0.5]] * 3), torch.tensor([0.0, 0.49, 0.5]))
     tensor([0, 0, 2])
     """
     ends = share.double().cumsum(-1)
-    return torch.searchsorted(ends, at.double()[:, None] * ends[:, -1:], right=True)[:, 0]
+    return torch.searchsorted(ends, number.double()[:, None] * ends[:, -1:], right=True)[:, 0]
 
 
 def _revision(folder: Path) -> str:

@@ -5,12 +5,11 @@ cut out; "squash": the whole image becomes a square), `filter` (a name of Pillow
 from which the middle is cut out, as a multiple of the square; 0: images keep their size).
 """
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from grainline.errors import UserError
 
@@ -49,6 +48,13 @@ KNOWN: dict[str, dict[str, Any]] = {
 _OWN = "crop_pct", "rescale_offset", "include_top", "patch_size", "max_num_patches"  # settings of some alone
 
 
+def check_known(settings: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """UserError for settings outside of those that are known, unless they are null or false."""
+    other = {name: x for name, x in settings.items() if name not in known and x not in (None, False)}
+    if unknown := ", ".join(f"{name} {x!r}" for name, x in other.items()):
+        raise UserError(f"{where} has settings that cannot be obeyed: {unknown}")
+
+
 def of_hugging_face(
     known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None = None
 ) -> dict[str, Any]:
@@ -57,33 +63,6 @@ def of_hugging_face(
     known       the defaults of its kind, where the settings name no processor
     image_size  what the model reads; UserError where the processor makes another
     """
-    try:
-        out = _of_processor(known, settings, where, image_size)
-        mean, std = (torch.tensor(out[name], dtype=torch.float64) for name in ("mean", "spread"))
-        whole = mean.shape == std.shape == (3,) and mean.isfinite().all() and std.isfinite().all()
-        if not whole or not (std > 0).all():
-            raise ValueError("mean and std")
-    except UserError:
-        raise
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        raise UserError(
-            f"{where} has settings for images of unknown form ({error!r}); fetch them again"
-        ) from None
-    return out
-
-
-def check_known(settings: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """UserError for settings outside of those that are known, unless they are null or false."""
-    unknown = [
-        f"{name} {x!r}" for name, x in settings.items() if name not in known and x not in (None, False)
-    ]
-    if unknown:
-        raise UserError(f"{where} has settings that cannot be obeyed: {', '.join(unknown)}")
-
-
-def _of_processor(
-    known: Mapping[str, Any], settings: Mapping[str, Any], where: str, image_size: int | None
-) -> dict[str, Any]:
     name = settings.get("image_processor_type") or settings.get("feature_extractor_type")
     if name is not None:
         processor = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(name)).lower()
@@ -151,8 +130,12 @@ def _colours(known: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
         out["mean"] = [x + 1 for x in out["mean"]]
     if settings.get("include_top"):  # EfficientNet divides by the std twice
         out["spread"] = [x * y for x, y in zip(out["spread"], std, strict=True)]
-    wide = 255 * factor if factor != 1 / 255 else 1.0
-    return {name: [x / wide for x in values] for name, values in out.items()}
+    if factor != 1 / 255:
+        out = {name: [x / (255 * factor) for x in values] for name, values in out.items()}
+    mean, spread = out["mean"], out["spread"]
+    if not len(mean) == len(spread) == 3 or not all(map(math.isfinite, [*mean, *spread])) or min(spread) <= 0:
+        raise ValueError("mean and std of pixels must be three finite numbers each, std above 0")
+    return out
 
 
 def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> dict[str, Any]:
@@ -175,27 +158,22 @@ def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> di
     return content | {"do_center_crop": cut, "crop_size": {"height": size, "width": size}}
 
 
-def of_open_clip(
-    settings: Mapping[str, Any],
-    where: str,
-    image_size: int | None = None,
-    known: Mapping[str, Any] = KNOWN["clip"],
-) -> dict[str, Any]:
-    """The `preprocess_cfg` of open_clip as ours; image_size and known as for `of_hugging_face`."""
+def of_open_clip(settings: Mapping[str, Any], where: str, image_size: int) -> dict[str, Any]:
+    """The `preprocess_cfg` of open_clip as ours. image_size: what the model reads"""
     plain = ("mean", "std", "interpolation", "resize_mode", "size", "fill_color")
     check_known({k: x for k, x in settings.items() if (k, x) != ("mode", "RGB")}, plain, where)
     size = settings.get("size")
-    if image_size is not None and size not in (None, image_size, [image_size, image_size]):
+    if size not in (None, image_size, [image_size, image_size]):
         raise UserError(f"{where} makes images of size {size}, its model reads {image_size}; fetch both")
-    mode = settings.get("resize_mode", "shortest" if known["resize"] == "crop" else "squash")
+    mode, filter = settings.get("resize_mode", "shortest"), settings.get("interpolation", "bicubic")
     if mode not in ("shortest", "squash"):
         raise UserError(f"{where} resizes images by resize_mode {mode!r}; known are shortest and squash")
-    filter = settings.get("interpolation", "bicubic")
     if filter not in (*_FILTERS, "random"):
         raise UserError(f"{where} has interpolation {filter!r}; known are {', '.join(_FILTERS)}")
     numbers = {"image_mean": settings.get("mean"), "image_std": settings.get("std")}
-    out = of_hugging_face(known, numbers, where) | {"resize": "crop" if mode == "shortest" else "squash"}
-    return out | {"filter": "bicubic" if filter == "random" else filter}
+    way = {"resize": "crop" if mode == "shortest" else "squash"}
+    filter = "bicubic" if filter == "random" else filter
+    return of_hugging_face(KNOWN["clip"], numbers, where) | way | {"filter": filter}
 
 
 def _side(size: Mapping[str, int] | int, where: str) -> int:
@@ -211,19 +189,16 @@ def _side(size: Mapping[str, int] | int, where: str) -> int:
 # open_clip_config.json
 
 
-def open_clip_settings(file: Path, content: Mapping[str, Any], plain: Mapping[str, dict[str, Any]]) -> Any:
-    """The name of open_clip_config.json for messages, and its settings of pixels, model, images and texts.
-
-    plain  the settings of images and texts that are obeyed and that no tensor shows (None: all are)
-    """
+def open_clip_settings(file: Path, content: Mapping[str, Any]) -> Any:
+    """The name of open_clip_config.json for messages, and its settings of pixels, model, images and texts."""
     where = f"open_clip_config.json of {file.parent}"
     pixels, model = _section(content, "preprocess_cfg", where), content
     if content.get("model_cfg") is not None:  # else as in open_clip's own list of models
         check_known(content, ("model_cfg", "preprocess_cfg"), where)
         model = _section(content, "model_cfg", where)
-    image, text = sides = [_section(model, name, where) for name in plain]
-    for (name, obeyed), side in zip(plain.items(), sides, strict=True):
-        rest = {k: x for k, x in side.items() if k not in obeyed or obeyed[k] not in (None, x)}
+    image, text = sides = [_section(model, name, where) for name in _PLAIN]
+    for (name, obeyed), side in zip(_PLAIN.items(), sides, strict=True):
+        rest = {k: x for k, x in side.items() if k not in obeyed or obeyed[k] != x}
         check_known(rest, ("head_width", "heads", *_FREE, *_SHOWN), f"{where}, {name},")
     check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
     numbers = image.get("head_width", 64), text.get("heads", 8)
@@ -245,9 +220,9 @@ def check_agreement(where: str, *sides: tuple[Mapping[str, Any], Mapping[str, An
     """UserError where the settings of open_clip are not those that the tensors show: pairs of both."""
     for settings, tensors in sides:
         for name, ours in _SHOWN.items():
-            shown = tensors.get(ours)
-            if settings.get(name) not in (None, shown, [shown] * 2):
-                wrong = f"{name} is {settings[name]}, in the weights {shown}"
+            in_weights = tensors.get(ours)
+            if settings.get(name) not in (None, in_weights, [in_weights] * 2):
+                wrong = f"{name} is {settings[name]}, in the weights {in_weights}"
                 raise UserError(f"{where} contradicts the weights: {wrong}; fetch both again")
 
 
@@ -262,3 +237,7 @@ _SHOWN = {  # settings of open_clip that the tensors show too, and their names i
     "image_size": "image_size", "context_length": "max_position_embeddings", "vocab_size": "vocab_size",
     "embed_dim": "projection_dim",
 }  # fmt: skip
+_PLAIN: dict[str, dict[str, Any]] = {  # settings of a plain CLIP that no tensor shows
+    "vision_cfg": {"head_width": 64, "pool_type": "tok", "pos_embed_type": "learnable"},
+    "text_cfg": {"heads": 8, "pool_type": "argmax", "proj_type": "linear", "tokenizer_kwargs": {}},
+}

@@ -1,11 +1,8 @@
 """Checkpoints of methods that papers published, in the layouts of their authors' code.
 
-    FLAIR       Xiao et al., arXiv 2412.03561: a CLIP with plain GELU, and the pool of conditioned scores.
-    beta-CLIP   Zohra, Zhao et al., arXiv 2512.12678: timm's names of the image side, and the pool.
-    FG-CLIP     Xie et al., arXiv 2505.05071: a folder of a CLIP with further positions for long texts.
-    LAPS        Fu et al., CVPR 2024: a ViT or Swin, a BERT, and the aggregation of patches.
-
-Long-CLIP, HiMo-CLIP, SmartCLIP and DeBias-CLIP are state dicts of a CLIP (`clip_towers.py`).
+FLAIR (Xiao et al., arXiv 2412.03561), beta-CLIP (Zohra, Zhao et al., arXiv 2512.12678), FG-CLIP (Xie et al.,
+arXiv 2505.05071) and LAPS (Fu et al., CVPR 2024). Long-CLIP, HiMo-CLIP, SmartCLIP and DeBias-CLIP are state
+dicts of a CLIP (`clip_towers.py`).
 """
 
 import math
@@ -44,7 +41,7 @@ class PooledClip(Clip):
             own = name.startswith((self.pool, "logit_"))
             if own and ".in_proj_" in name:
                 three, last = x.chunk(3), name.rpartition("_")[2]
-                names = (f"pool.to_{to}.{last}" for to in ("query", "key", "value"))
+                names = (f"pool.to_{part}.{last}" for part in ("query", "key", "value"))
                 parts |= dict(zip(names, three, strict=True))
             elif own:
                 parts[renamed(name, self.own)] = x if x.ndim else x.reshape(1)
@@ -107,11 +104,7 @@ def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class FgClip(Clip):
-    """FG-CLIP: texts of up to 77 tokens by CLIP's own positions, and longer ones by a second set.
-
-    The caller of the authors' code chooses. Here a context of up to that of the first set takes the first,
-    and any other the second, which is for texts of all lengths.
-    """
+    """FG-CLIP: a context of up to 77 tokens takes CLIP's own positions, any other a second set."""
 
     model_type = "clip"
 
@@ -141,29 +134,25 @@ class FgClip(Clip):
 
 HEADS = 12  # of the ViT-base and the BERT-base that LAPS builds; no file says it
 _LAPS = {
-    "image": "img_enc.visual_encoder.",
-    "text": "txt_enc.bert.",
-    "to_image": "img_enc.vision_proj.",
-    "to_text": "txt_enc.fc.",
-    "slots": "cross_net.aggr_net.",
-}
+    "image": "img_enc.visual_encoder.", "text": "txt_enc.bert.",
+    "to_image": "img_enc.vision_proj.", "to_text": "txt_enc.fc.", "slots": "cross_net.aggr_net.",
+}  # fmt: skip
 
 
 class Laps(Kind):
     """LAPS: encoders of the library side by side, each with a linear layer of its own into one space.
 
-    SEPS builds on that code, and copies of its code write the same layout: its captions are scored alone.
+    Copies of the code of SEPS write the same layout.
     """
 
     def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
         ratios = [stored.settings.get(name) for name in ("sparse_ratio", "aggr_ratio")]
         if not all(isinstance(x, float) and 0 < x < 1 for x in ratios):
-            wrong = "without sparse_ratio and aggr_ratio in its opt, so how many patches stay is unknown"
-            raise UserError(f"{file} is a LAPS {wrong}; give the file that its training wrote")
+            raise UserError(f"{file} is a LAPS without sparse_ratio and aggr_ratio in its opt; give another")
         tensors = {name: x for name, x in stored.tensors.items() if not name.endswith(_PLACES)}
         parts = {part: _below(prefix, tensors) for part, prefix in _LAPS.items()}
         if unknown := [name for name in tensors if not name.startswith(tuple(_LAPS.values()))]:
-            raise UserError(f"{file} is a LAPS with {unknown[0]}; give the file that its training wrote")
+            raise UserError(f"{file} is a LAPS with {unknown[0]}; give the file of its training")
         sides = {"image": "swin" if any(".blocks." in name for name in parts["image"]) else "vit"}
         sides["text"] = "bert"
         size, width = stored.settings.get("img_res", 224), len(parts["slots"]["weight.0.weight"])

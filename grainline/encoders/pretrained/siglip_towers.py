@@ -1,12 +1,9 @@
 """SigLIP and SigLIP 2, for images of one size or of any shape (NaFlex), and FG-CLIP 2, built on the latter.
 
-They are Hugging Face folders, and SigLIPs for one size also files of open_clip. open_clip builds the image
-side by timm, whose ViTs have the GELU; a few have its approximation by tanh, as all SigLIPs of transformers
-have. Vectors differ by 5e-5 between both.
+Images of any shape come as patches in rows (`Images.pixels`). Rows behind the last patch are masked.
 """
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens
-from grainline.encoders.pretrained import clip_towers as clip
 from grainline.encoders.pretrained.adapters import ImageEncoder
-from grainline.encoders.pretrained.archive import Stored
-from grainline.encoders.pretrained.hub import library, weights_of
+from grainline.encoders.pretrained.clip_towers import ClipText
+from grainline.encoders.pretrained.hub import weights_of
 from grainline.encoders.pretrained.kind import Options, Published, Source, sides_of
-from grainline.encoders.pretrained.library import TwoSided, Weights, pad_of, plain, tokenizer_of
-from grainline.encoders.pretrained.preprocess import KNOWN, check_agreement, of_open_clip, open_clip_settings
+from grainline.encoders.pretrained.library import TwoSided, Weights
+from grainline.encoders.pretrained.preprocess import KNOWN
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
 
@@ -39,7 +35,7 @@ class SiglipImage(ImageEncoder):
         return ImageTokens(head(hidden), None, each + head.mlp(head.layernorm(each)))
 
 
-class SiglipText(clip.ClipText):
+class SiglipText(ClipText):
     """The text side, which was trained on padding, without a mask, and sums up at the last position."""
 
     whole = True
@@ -62,83 +58,11 @@ class Siglip(TwoSided):
         if not sides_of({"config": config})["image"].get("vision_use_head", True):
             raise UserError(f"{name} has no attention pool (vision_use_head), so no vector for an image")
 
-    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
-        tensors = stored.tensors
-        where, pixels, model, image, text = open_clip_settings(file, settings, _PLAIN)
-        if absent := next((name for name in _TABLES if name not in tensors), None):
-            raise UserError(f"{file} is a SigLIP of open_clip without {absent}; give a complete one")
-        conv, grid, rows, words, head = (tensors[name] for name in _TABLES)
-        width, patch, columns = len(conv), conv.shape[-1], rows.shape[1]
-        heads = text.get("heads", _HEADS.get(columns, 0))
-        # Without settings: those of the published models of these sizes.
-        name = image.get("timm_model_name", "vit_so400m_patch16" if width >= 1152 and patch == 16 else "")
-        tanh = re.match(r"vit_(so400m_patch16|giantopt)", str(name)), "act_kwargs" in text
-        if not settings:
-            tanh = tanh[0], len(words) >= _VOCAB_2
-        acts = ["gelu_pytorch_tanh" if one else "gelu" for one in tanh]
-        see = clip.tower(file, tensors, "visual.trunk.blocks.", width, heads, "fc1")
-        size = clip.size_of(math.isqrt(grid.shape[1]), patch, image)
-        see |= {"hidden_act": acts[0], "image_size": size, "patch_size": patch}
-        read = clip.tower(file, tensors, "text.transformer.resblocks.", columns, heads)
-        read |= {"hidden_act": acts[1], "max_position_embeddings": len(rows), "vocab_size": len(words)}
-        check_agreement(where, (image, see), (text, read), (model, {"projection_dim": width}))
-        pad = pad_of(file.parent, {"pad_token_id": 0 if len(words) >= _VOCAB_2 else 1})
-        read |= {"projection_size": len(head), "pad_token_id": pad}
-        config = plain(library().SiglipConfig(vision_config=see, text_config=read).to_dict())
-        pixels = of_open_clip(pixels, where, size, self.pixels)
-        architecture = {"kind": self.name, "config": config, "pad": pad, **pixels}
-        return Source(architecture, from_timm_names(tensors), tokenizer_of(file.parent))
-
 
 class SiglipVision(Siglip):
     """SiglipVisionModel, the image side alone."""
 
     grid, row, text_encoder = "embeddings.position_embedding.weight", "", None
-
-
-_VOCAB_2 = 256_000  # tokens of SigLIP 2
-_HEADS = {768: 12, 1024: 16, 1152: 16}  # by the width of texts; images have as many
-_TABLES = (
-    "visual.trunk.patch_embed.proj.weight", "visual.trunk.pos_embed", "text.positional_embedding",
-    "text.token_embedding.weight", "text.text_projection.weight",
-)  # fmt: skip
-_PLAIN: dict[str, dict[str, Any]] = {  # settings that no tensor shows; None: any
-    "vision_cfg": {"timm_model_name": None},
-    "text_cfg": {
-        "hf_tokenizer_name": None, "tokenizer_kwargs": {"clean": "canonicalize"}, "no_causal_mask": True,
-        "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-06},
-        "act_kwargs": {"approximate": "tanh"},
-    },
-}  # fmt: skip
-_TIMM = (  # names of open_clip and timm, those of transformers
-    ("visual.trunk.blocks.", "vision_model.encoder.layers."),
-    ("visual.trunk.patch_embed.proj.", "vision_model.embeddings.patch_embedding."),
-    ("visual.trunk.pos_embed", "vision_model.embeddings.position_embedding.weight"),
-    ("visual.trunk.norm.", "vision_model.post_layernorm."),
-    ("visual.trunk.attn_pool.latent", "vision_model.head.probe"),
-    ("visual.trunk.attn_pool.proj.", "vision_model.head.attention.out_proj."),
-    ("visual.trunk.attn_pool.norm.", "vision_model.head.layernorm."),
-    ("visual.trunk.attn_pool.", "vision_model.head."),
-    ("text.text_projection.", "text_model.head."),
-    *((f"text.{theirs}", ours) for theirs, ours in clip.NAMES),
-)
-_IN_TIMM_BLOCKS = ((".norm", ".layer_norm"), (".attn.proj.", ".attn.out_proj."), *clip.IN_BLOCKS)
-
-
-def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A SigLIP of open_clip by the names of transformers."""
-    state = clip.from_open_clip_names(tensors, _TIMM, _IN_TIMM_BLOCKS)
-    pool, table = "vision_model.head.", "vision_model.embeddings.position_embedding.weight"
-    for part in ("weight", "bias"):
-        both = [state.pop(f"{pool}{name}.{part}") for name in ("q", "kv") if f"{pool}{name}.{part}" in state]
-        if both:
-            state[f"{pool}attention.in_proj_{part}"] = torch.cat(both)
-    scalars = {name: state[name].reshape(1) for name in ("logit_scale", "logit_bias") if name in state}
-    return state | scalars | {table: state[table].flatten(0, -2)}
-
-
-# Images of any shape come as patches in rows (`Images.pixels`). Rows behind the last patch of an image are
-# masked everywhere.
 
 
 class NaflexImage(SiglipImage):
@@ -203,11 +127,7 @@ class Naflex(Siglip):
 
 
 class FgClip2(Naflex):
-    """FG-CLIP 2: short texts, longer ones and texts of boxes each have a head, and longer ones own positions.
-
-    The caller of the authors' code chooses (`walk_type`). Here a context of up to that of short texts takes
-    the short way, and any other the long way, which is for texts of all lengths.
-    """
+    """FG-CLIP 2: short, longer and box texts each have a head, and longer ones positions of their own."""
 
     model_type = "siglip2"
 
@@ -225,7 +145,7 @@ class FgClip2(Naflex):
         if not state.keys() >= {*own}:
             raise UserError(f"{folder} is an FG-CLIP 2 that lacks one of {', '.join(own)}; fetch it again")
         extra = {key: state.pop(key) for key in own}
-        short = (options.context or math.inf) <= text["max_position_embeddings"]
+        short = (options.context or math.inf) <= text["max_position_embeddings"]  # any other is long
         way = options.walk_type or ("short" if short else "long")
         if way == "long":
             first, rest = (extra[key] for key in own[:2])

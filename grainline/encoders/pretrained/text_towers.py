@@ -1,8 +1,7 @@
 """Text encoders of the transformers library that know no images, also in folders of sentence-transformers.
 
-A new kind is a row of `KINDS`: widths and tables are read off the library's model. In a folder of
-sentence-transformers `modules.json` lists a Transformer, a Pooling, and any number of Dense and Normalize.
-Their types are names: nothing is imported from them. A field that is not known is refused by name.
+In a folder of sentence-transformers `modules.json` lists a Transformer, a Pooling, then Dense and Normalize.
+Their types are names: nothing is imported from them. An unknown field is refused by name.
 """
 
 import json
@@ -37,10 +36,7 @@ ENDLESS = 1e9  # tokens; a tokenizer without a limit says 1e30
 
 
 class LibraryText(TextEncoder):
-    """A text model of the library and the layers behind it in a folder of sentence-transformers.
-
-    Where layers are behind it, each token passes them as a text of this token alone would.
-    """
+    """A text model of the library and the layers behind it, which each token passes as a text of itself."""
 
     before = ("model.embeddings", "model.embeddings_project", "model.embed_tokens", "model.encoder")
     behind = ("model.final_layer_norm", "model.final_norm", "model.sentence_head")
@@ -171,10 +167,6 @@ class _Module(Config):
     type: str = Field(pattern=r"^sentence_transformers\.(\w+\.)+(Transformer|Pooling|Dense|Normalize)$")
 
 
-class _Modules(Config):
-    modules: list[_Module]
-
-
 class _Settings(Config):
     version: Any = Field(None, alias="__version__")
     model_type: Literal["SentenceTransformer"] = "SentenceTransformer"
@@ -296,11 +288,7 @@ def _read(config: type[C], file: Path) -> C:
 def _modules(folder: Path) -> list[_Module]:
     """The modules of a folder in their order: a Transformer, a Pooling, then others."""
     file = folder / "modules.json"
-    try:
-        content = json.loads(read_plain(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file} cannot be read: {error}; fetch it again") from None
-    modules = parse(_Modules, {"modules": content}, str(file)).modules
+    modules = [parse(_Module, module, str(file)) for module in json.loads(read_plain(file))]
     kinds = [module.type.rpartition(".")[2] for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & {*kinds[2:]}:
         raise UserError(f"{file} lists {', '.join(kinds)}; it must be Transformer, Pooling, then others")
