@@ -11,11 +11,13 @@ from PIL import Image
 
 from grainline.data.captions import sentences
 from grainline.data.other_texts import EVERYDAY
-from grainline.index.calibration import Standard, best_hits, described_images
-from grainline.index.calibration_texts import (
+from grainline.index.calibration import (
     PHOTOGRAPHS,
     SCENES,
     CalibrationTexts,
+    Standard,
+    best_hits,
+    described_images,
     gather_texts,
     write_calibration,
 )

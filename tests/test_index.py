@@ -15,8 +15,7 @@ from grainline.data.record import MISSING_IMAGE, CorruptSample
 from grainline.errors import UserError
 from grainline.files import Corrupt, one_writer
 from grainline.index import writer
-from grainline.index.calibration import best_hits, described_images, p_value, standard
-from grainline.index.calibration_texts import gather_texts
+from grainline.index.calibration import best_hits, described_images, gather_texts, p_value, standard
 from grainline.index.image_files import CHANGED, OUTSIDE, expand_paths, read_indexed, relative
 from grainline.index.reader import IndexReader
 from grainline.index.search import Index, Options, check, open_index

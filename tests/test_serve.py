@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 
 from grainline.data.captions import sentences
 from grainline.data.other_texts import PHOTOGRAPHS
-from grainline.index.calibration_texts import SCENES
+from grainline.index.calibration import SCENES
 from grainline.index.search import Index, QueryHits, as_json, open_index
 from grainline.index.store import read_manifest, write_manifest
 from grainline.index.sync import add, build, refresh, remove

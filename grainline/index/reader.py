@@ -18,15 +18,17 @@ from grainline.fingerprint import fingerprint
 from grainline.index import store
 from grainline.index.calibration import (
     BACKGROUND,
+    BUILT_IN,
     DUPLICATE,
     Calibration,
+    CalibrationTexts,
     Standard,
     best_hits,
     described_images,
+    read_calibration,
     sentence_level,
     standard,
 )
-from grainline.index.calibration_texts import BUILT_IN, CalibrationTexts, read_calibration
 from grainline.index.candidates import Exact
 from grainline.loading import load
 from grainline.model import Model

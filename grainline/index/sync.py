@@ -19,7 +19,7 @@ from grainline.errors import UserError, checked, path_of
 from grainline.files import LOCK, one_writer, temporary_path, writing
 from grainline.fingerprint import fingerprint
 from grainline.index import store
-from grainline.index.calibration_texts import (
+from grainline.index.calibration import (
     encode_calibration,
     gather_texts,
     with_image_scores,
