@@ -394,33 +394,6 @@ def test_a_failure_is_one_line_and_the_next_request_is_answered(
 # Together, too many, gone
 
 
-def test_requests_that_wait_together_are_answered_together_and_equally(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(made / "index", MODEL)
-    index = open_index(made / "index", MODEL)
-    gate = Gate(engine, monkeypatch)
-    queries = [(text, 2 + i % 2) for i, text in enumerate(TEXTS[:9])]
-    reads: list[int] = []
-    read = MODEL.method.encode_texts
-    with running(engine, Limits(batch=8)) as client, ThreadPoolExecutor(len(queries)) as pool:
-        first = pool.submit(ask, client, *queries[0])
-        until(lambda: len(gate.calls) == 1)
-        others = [pool.submit(ask, client, *one) for one in queries[1:]]
-        until(lambda: client.get("/api/health").json()["waiting"] == 8)
-        with monkeypatch.context() as patch:
-            patch.setattr(MODEL.method, "encode_texts", lambda batch: reads.append(1) or read(batch))
-            gate.open.set()
-            answers = [future.result().json() for future in (first, *others)]
-    assert [len(batch) for batch in gate.calls] == [1, 8]
-    assert len(reads) <= 2 + 2 * 2, "queries and their sentences: for the first, for each k of the rest"
-    for (text, k), answer in zip(queries, answers, strict=True):
-        alone = expected(index.search([text], k)[0])
-        assert [hit["path"] for hit in answer["hits"]] == [hit["path"] for hit in alone["hits"]]
-        scores = [hit["score"] for hit in answer["hits"]]
-        assert scores == pytest.approx([hit["score"] for hit in alone["hits"]], abs=1e-5)
-
-
 def test_overload_is_refused_at_once_and_passes(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(made / "index", MODEL)
     gate = Gate(engine, monkeypatch)

@@ -221,15 +221,6 @@ def test_the_address_holds_the_query_and_the_back_button_goes_back(site: Site) -
     site.wait(lambda: site.paths() == first)
 
 
-def test_an_empty_text_is_requested_and_costs_nothing(site: Site) -> None:
-    site.one("#ask .main").click()
-    assert "Write a description first" in site.text("#problem")
-    assert site.one("#problem").location["y"] < site.one("#samples").location["y"], "not below the images"
-    assert not site.one("#problem button").is_displayed()
-    site.search(QUERY)
-    assert not site.one("#problem").is_displayed()
-
-
 # Heat
 
 
@@ -402,21 +393,18 @@ def test_a_hit_is_the_next_query_and_the_back_button_returns_to_it(site: Site) -
     site.wait(lambda: site.settled() and site.paths()[0] == before[2])
 
 
-def test_a_query_by_a_file_that_is_in_no_index_asks_for_it_again(site: Site, tmp_path: Path) -> None:
-    Image.new("RGB", (20, 20), (1, 2, 3)).save(tmp_path / "own.png")
-    carry(site, "drop", tmp_path / "own.png", "image/png")
-    site.wait(lambda: site.settled() and site.all(".hit"))
-    site.driver.refresh()
-    site.wait(lambda: "choose it again" in site.text("#problem"))
-    site.open("#image=1700000000000")
-    site.wait(lambda: "choose it again" in site.text("#problem"))
-    assert site.driver.get_log("browser") != []  # the browser notes status 404
-
-
-def test_what_is_no_image_is_named_before_it_is_sent(site: Site, tmp_path: Path) -> None:
+def test_a_query_that_cannot_be_is_named_before_it_is_sent(site: Site, tmp_path: Path) -> None:
+    site.one("#ask .main").click()
+    assert "Write a description first" in site.text("#problem")
+    assert site.one("#problem").location["y"] < site.one("#samples").location["y"], "not below the images"
+    assert not site.one("#problem button").is_displayed()
     (tmp_path / "notes.txt").write_text("no image")
     carry(site, "drop", tmp_path / "notes.txt", "text/plain")
     assert site.text("#problem") == "notes.txt is no image."
+    site.open("#image=1700000000000")
+    site.wait(lambda: "choose it again" in site.text("#problem"))
+    site.search(QUERY)
+    assert not site.one("#problem").is_displayed()
 
 
 # Text from elsewhere

@@ -148,12 +148,12 @@ def write_html(
 
 
 def _headline(results: Sequence[QueryHits], index: Index) -> dict[str, str]:
-    out = {"Images searched": f"{len(index):,}"}
     if len(results) == 1:
-        return {"Best hit": MATCHES[results[0].match], **out}
+        return {"Best hit": MATCHES[results[0].match], "Images searched": f"{len(index):,}"}
     number = Counter(result.match for result in results)
-    in_part = {"Matches in part": f"{number['in part']:,}"} if number["in part"] else {}
-    return {"Queries": f"{len(results):,}", "Sure matches": f"{number['sure']:,}", **in_part, **out}
+    names = {"Sure matches": number["sure"], "Matches in part": number["in part"]}
+    values = {"Queries": len(results)} | names | {"Images searched": len(index)}
+    return {name: f"{value:,}" for name, value in values.items()}
 
 
 def _reading(options: Options, images: bool) -> list[str]:

@@ -26,7 +26,6 @@ from grainline.index.calibration import (
     write_calibration,
 )
 from grainline.index.image_files import (
-    ImageFile,
     expand_paths,
     images_below,
     paths_below,
@@ -204,15 +203,15 @@ class Update:
             remarks=remarks,
         )
 
-    def _needs_reading(self, path: str, full: bool) -> ImageFile | None:
-        """The file, if it has to be read."""
+    def _needs_reading(self, path: str, full: bool) -> store.Row | None:
+        """The row of a file that has to be read, else None."""
         try:
             file = stat_image(self.root, path)
         except CorruptSample as error:
             self.failed.append((error.cause, path))  # its row stays: the disk may come back
             return None
         known = self.writer.row(path) or self.writer.corrupt.get(path)
-        if full or known is None or file != ImageFile(path, known.size, known.mtime_ns):
+        if full or known is None or (file.size, file.mtime_ns) != (known.size, known.mtime_ns):
             return file
         if not isinstance(known, store.CorruptImage):
             self.counts["unchanged"] += 1
@@ -222,7 +221,7 @@ class Update:
             self.failed.append((known.cause, path))
         return None
 
-    def _commit(self, files: Sequence[ImageFile]) -> None:
+    def _commit(self, files: Sequence[store.Row]) -> None:
         """Read files and commit their new rows and corrupt images."""
         new: list[NewImage] = []
         corrupt: list[store.CorruptImage] = []

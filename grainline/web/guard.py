@@ -158,8 +158,7 @@ def local(host: str) -> bool:
 def is_own_name(name: str, host: str) -> bool:
     """Whether a name in the Host header means a server that listens at `host`.
 
-    On the own machine: its loopback names. Elsewhere also every IP address, which cannot be rebound, the
-    name that was given, and the name of the machine.
+    Not only for this machine also every IP address counts, which cannot be rebound, and the machine's name.
 
     >>> [is_own_name(name, "127.0.0.1") for name in ("localhost", "127.0.0.1", "192.168.0.7", "evil.example")]
     [True, True, False, False]
@@ -321,7 +320,7 @@ def _same_site(headers: Headers) -> bool:
 
 
 def _with_headers(send: Send, path: str, kinds: list[str]) -> Send:
-    """kinds: gets the type of every message that is sent"""
+    """A `send` that adds HEADERS. kinds: gets the type of every message"""
 
     async def sent(message: Message) -> None:
         kinds.append(message["type"])

@@ -52,18 +52,6 @@ class HeatQuery(StrictModel):
     text: QueryText
 
 
-class TextOnly(StrictModel):
-    """A text to split into sentences."""
-
-    text: Annotated[str, Field(max_length=CHARACTERS)]
-
-
-class Sentences(BaseModel):
-    """A text, cut into sentences."""
-
-    sentences: list[str]
-
-
 class SentenceOut(BaseModel):
     """A sentence of the query and its score in an image."""
 

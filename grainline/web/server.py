@@ -18,11 +18,11 @@ import webbrowser
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import uvicorn
 from anyio import CapacityLimiter, to_thread
-from fastapi import FastAPI, File, Form, Query, Request, UploadFile
+from fastapi import Body, FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -176,10 +176,12 @@ class Server:
         headers = {"Cache-Control": "private, max-age=86400, immutable"}  # the name is that of the bytes
         return Response(body, media_type="image/jpeg", headers=headers)
 
-    async def split(self, query: schema.TextOnly) -> schema.Sentences:
+    async def split(
+        self, text: Annotated[str, Body(embed=True, max_length=schema.CHARACTERS)]
+    ) -> dict[Literal["sentences"], list[str]]:
         """The sentences of a text, as the search takes them."""
-        parts = await to_thread.run_sync(sentences, query.text, limiter=self.splitter)
-        return schema.Sentences(sentences=[sentence.text for sentence in parts])
+        parts = await to_thread.run_sync(sentences, text, limiter=self.splitter)
+        return {"sentences": [sentence.text for sentence in parts]}
 
     def index(self) -> schema.IndexOut:
         """The index, and the limits of the server."""
