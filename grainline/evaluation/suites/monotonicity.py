@@ -41,7 +41,7 @@ from grainline.evaluation.suites.subtexts import (
 )
 from grainline.model import Model
 from grainline.report.case import CaseList
-from grainline.report.charts import SUBTEXT_RULES, SubtextScores, subtext_case
+from grainline.report.charts import SUBTEXT_RULES, subtext_case
 
 LONG = f"{EACH}, K >= 4"
 MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}
@@ -100,10 +100,8 @@ class MonotonicitySuite(Suite[NoOptions]):
         for k in spread(np.array(rho), number):
             i = long[k]
             texts = [subtexts.strings[t] for t in subtexts.of[EACH][i]]
-            one = SubtextScores(
-                evaluation.image(i), evaluation.data.keys[i], texts, scores[i], queries["cut"][i], rho[k]
-            )
-            cases.append(subtext_case(one))
+            image, name = evaluation.image(i), evaluation.data.keys[i]
+            cases.append(subtext_case(image, name, texts, scores[i], queries["cut"][i], rho[k]))
         hint = f"Evenly spaced from the worst {EACH} to the best. {SUBTEXT_RULES}"
         return [CaseList("Score by subtexts", f"{hint} {evaluation.crop_sentence()}", cases)]
 
