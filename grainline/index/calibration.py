@@ -52,6 +52,7 @@ BUILT_IN = {  # what is used where no texts are given, in words
     PHOTOGRAPHS: f"{len(EVERYDAY)} built-in descriptions of everyday photographs",
 }
 FILE = "texts.json"
+NAMES = (store.NULL_TEXTS, store.NULL_SENTENCES, store.NULL_SPANS)
 FIELDS = ("vector", "tokens", "mask", "item", "image")  # of Encoded: all that scores read
 BACKGROUND = 256
 DUPLICATE = 1e-5  # from 1: closer vectors are of one image; encoding it again moves them by 2e-7
@@ -106,26 +107,30 @@ def gather_texts(path: str | None, run: Path | None = None) -> CalibrationTexts:
     return CalibrationTexts(where, texts, hashes, tuple(singles), whole_spans, *counts, places)
 
 
-def encode_calibration(model: Model, texts: CalibrationTexts) -> dict[str, Encoded]:
-    """The texts, sentences and spans encoded, by name, float32; with tokens if the method is pairwise."""
-    names = store.NULL_TEXTS, store.NULL_SENTENCES, store.NULL_SPANS
-    by_name = zip(names, (texts.texts, texts.sentences, texts.spans), strict=True)
-    encoded = {name: model.encode(texts=parts) for name, parts in by_name}
-    return encoded if model.method.pairwise else {name: vectors_only(one) for name, one in encoded.items()}
-
-
 @torch.no_grad()
-def with_image_scores(
+def encode_calibration(model: Model, texts: CalibrationTexts) -> tuple[CalibrationTexts, dict[str, Encoded]]:
+    """The texts with scores of MAX_IMAGES of them, at most, with their own images; and encoded, by name.
+
+    Encoded are texts, sentences and spans, float32; with tokens if the method is pairwise.
+    """
+    by_name = zip(NAMES, (texts.texts, texts.sentences, texts.spans), strict=True)
+    encoded = {name: model.encode(texts=parts) for name, parts in by_name}
+    if not model.method.pairwise:
+        encoded = {name: vectors_only(one) for name, one in encoded.items()}
+    return texts._replace(image_scores=_image_scores(model, texts, encoded)), encoded
+
+
+def _image_scores(
     model: Model, texts: CalibrationTexts, encoded: Mapping[str, Encoded]
-) -> CalibrationTexts:
-    """The texts with scores of at most MAX_IMAGES of them, and of their sentences, with their own images."""
+) -> tuple[tuple[float, float] | None, ...]:
+    """Scores of some texts and their sentences with their own images; () where there are no images."""
     scores: list[tuple[float, float] | None] = [None] * len(texts.texts)
     if texts.source.endswith(".txt"):
-        return texts
+        return ()
     size = min(max(32, model.method.size), 2048)  # as scenes allow
     source = open_source(texts.source, size=size, trust_code=True)
     if any(isinstance(part, TextsAlone) for part in parts_of(source)):
-        return texts  # there are no images of them
+        return ()
     subset = np.linspace(0, len(scores) - 1, min(MAX_IMAGES, len(scores))).astype(int)
     for start in range(0, len(subset), model.batch):
         numbers, images = [], []
@@ -141,7 +146,7 @@ def with_image_scores(
             )
             for number, *pair in zip(numbers, of_text, of_sentence, strict=True):
                 scores[number] = (pair[0], pair[1])
-    return texts._replace(image_scores=tuple(scores))
+    return tuple(scores)
 
 
 def write_calibration(target: Path, texts: CalibrationTexts, encoded: Mapping[str, Encoded]) -> store.Part:
@@ -158,7 +163,7 @@ def read_encoded(target: Path, part: store.Part) -> dict[str, Encoded]:
     """The encoded texts that `write_calibration` wrote. Raises Corrupt."""
     sealed = store.check_part(target, part)
     out = {}
-    for name in (store.NULL_TEXTS, store.NULL_SENTENCES, store.NULL_SPANS):
+    for name in NAMES:
         arrays = [store.Column(target / f"{name}-{field}{store.NPY}", sealed).whole() for field in FIELDS]
         out[name] = Encoded(*(torch.from_numpy(array.copy()) for array in arrays))
     return out

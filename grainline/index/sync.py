@@ -22,7 +22,6 @@ from grainline.index import store
 from grainline.index.calibration import (
     encode_calibration,
     gather_texts,
-    with_image_scores,
     write_calibration,
 )
 from grainline.index.image_files import (
@@ -87,9 +86,7 @@ def build(
         if fresh:
             path = str(Path(path).resolve()) if path and Path(path).exists() else path  # or a name of the hub
             model_id = store.ModelId(path, model.description.method, fingerprint(model))
-            texts = gather_texts(calibration_texts, model.run)
-            encoded = encode_calibration(model, texts)
-            texts = with_image_scores(model, texts, encoded)
+            texts, encoded = encode_calibration(model, gather_texts(calibration_texts, model.run))
             with writing(folder, store.AGAIN):
                 part = write_calibration(folder / store.CALIBRATION / f"{0:08d}", texts, encoded)
                 store.write_manifest(folder, store.Manifest(model_id, str(root), part))

@@ -251,8 +251,12 @@ class Guard:
         sizes: list[int] = []
         try:
             self._admit(scope, runs)
-            body = await self._body(scope, receive, client, sizes)
-            await self.app(scope, _replayed(body, receive), send)
+            body = [await self._body(scope, receive, client, sizes)]
+
+            async def replayed() -> Message:
+                return {"type": "http.request", "body": body.pop()} if body else await receive()
+
+            await self.app(scope, replayed, send)
         except HTTPException as error:
             await error_response(error.status_code, error.detail)(scope, receive, send)
         except asyncio.CancelledError:  # the time of the server at its end is over
@@ -331,12 +335,3 @@ def _with_headers(send: Send, path: str, kinds: list[str]) -> Send:
         await send(message)
 
     return sent
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def next_message() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return next_message
