@@ -196,7 +196,6 @@ def photos(
     from grainline.encoders.pretrained.hub import PUBLIC, public_checkpoint
     from grainline.index import store, sync
     from grainline.index.reader import model_of
-    from grainline.web.guard import Limits
     from grainline.web.server import serve as run
 
     known, loaded = (place / store.MANIFEST).is_file(), None
@@ -216,7 +215,7 @@ def photos(
     else:
         settings: Any = {"model": name, "calibration_texts": calibration_texts}
         _update(place, lambda step: sync.build(root, place, **settings, progress=step))
-    run(place, loaded or model, "127.0.0.1", port, Limits(), browser=not no_browser)
+    run(place, loaded or model, "127.0.0.1", port, browser=not no_browser)
 
 
 @from_signature()
@@ -240,14 +239,11 @@ def serve(
     behind_proxy  a proxy before the server, or a network of them: X-Forwarded-For counts
     """
     _require_index(folder)
-    from grainline.config import parse
-    from grainline.web.guard import Limits
-
     _require_server()
     from grainline.web.server import serve as run
 
-    values = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
-    run(folder, model, host, port, parse(Limits, values, "the options"))
+    limits = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
+    run(folder, model, host, port, limits)
 
 
 def export(

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +30,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from grainline import __version__
-from grainline.config import plain
+from grainline.config import parse, plain
 from grainline.data.captions import sentences
 from grainline.data.decode import MAX_PIXELS
 from grainline.data.record import CorruptSample
@@ -265,17 +265,25 @@ def program(server: Server) -> uvicorn.Server:
 
 
 def serve(
-    folder: Path, model: str | Model | None, host: str, port: int, limits: Limits, *, browser: bool = False
+    folder: Path,
+    model: str | Model | None,
+    host: str,
+    port: int,
+    limits: Mapping[str, Any] | None = None,
+    *,
+    browser: bool = False,
 ) -> None:
     """Serve an index until Ctrl-C, with a short line for each search.
 
+    limits   fields of `Limits`
     browser  open the page
 
     UserError where the index cannot be opened, or the address not used.
     """
+    allowed = parse(Limits, dict(limits or {}), "the options")
     openable(FILES)
     with listening(host, port) as listener:  # before the model is loaded, which takes longer
-        server = Server(Engine(folder, model), limits, host)
+        server = Server(Engine(folder, model), allowed, host)
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}/"
         print(f"serving {folder} at {address} (Ctrl-C ends it)", flush=True)
