@@ -34,15 +34,7 @@ from grainline.index.sync import add, build, refresh, remove
 CHUNK = 2
 KILLS = 6
 FEW, MANY = 2, candidates.EXACT  # images beyond which an inverted file is kept
-CALLS = (
-    (os, "fsync"),
-    (os, "replace"),
-    (os, "rename"),
-    (os, "mkdir"),
-    (os, "unlink"),
-    (os, "rmdir"),
-    (os, "ftruncate"),
-)
+CALLS = [(os, name) for name in ("fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "ftruncate")]
 HALVES = ((np, "save"), (Path, "write_text"), (faiss, "write_index"))  # die in the middle of writing
 
 
@@ -164,10 +156,9 @@ def points(folder: Path, operation: str) -> int:
     after = content(whole)
     if operation != "build":
         refresh(whole, model=trial.model, chunk=CHUNK)
-    final, expected = content(whole), tree(whole)
     if operation == "near":
         check_near(whole)
-        expected = tree(whole)
+    final, expected = content(whole), tree(whole)
     stopped = Interrupted(trial.act, trial.fresh("out"), folder / "copies")
     for number, out in stopped.states.items():
         if (out / MANIFEST).exists():
@@ -175,14 +166,14 @@ def points(folder: Path, operation: str) -> int:
         trial.finish(out)
         if operation == "remove":  # what is compacted depends on what was committed before the kill
             assert content(out) == final, number
-            kept = {part.name for part in read_manifest(out).segments}
-            assert {path.name for path in (out / SEGMENTS).iterdir()} == kept, number
+            named = {part.name for part in read_manifest(out).segments}
+            assert {path.name for path in (out / SEGMENTS).iterdir()} == named, number
         else:
             if operation == "near":
                 check_near(out)
-            mine = tree(out)
-            assert mine.keys() == expected.keys(), (number, mine.keys() ^ expected.keys())
-            assert mine == expected, (number, [name for name in mine if mine[name] != expected[name]])
+            files = tree(out)
+            differing = [name for name in files | expected if files.get(name) != expected.get(name)]
+            assert not differing, (number, differing)
     return stopped.calls
 
 
@@ -201,12 +192,11 @@ def check_near(out: Path) -> None:
 Content = dict[str, tuple[Any, str]]
 
 
-def check_half(found: Content, before: Content, after: Content, number: int) -> None:
+def check_half(rows: Content, before: Content, after: Content, number: int) -> None:
     """After a kill every row is an old or a new one, and none is gone that neither side misses."""
-    for path, row in found.items():
+    for path, row in rows.items():
         assert row in (before.get(path), after.get(path)), (number, path)
-    lost = [path for path in before.keys() & after.keys() if path not in found]
-    assert not lost, (number, lost)
+    assert before.keys() & after.keys() <= rows.keys(), number
 
 
 def randomly(folder: Path, kills: int) -> int:
@@ -219,7 +209,7 @@ def randomly(folder: Path, kills: int) -> int:
     takes = time.perf_counter() - begun
     check_near(folder / "whole")
     whole = tree(folder / "whole")
-    rng, seen, inside = random.Random(5), 0, 0
+    rng, known, inside = random.Random(5), 0, 0
     for _ in range(20 * kills):
         child = os.fork()
         if child == 0:
@@ -234,13 +224,13 @@ def randomly(folder: Path, kills: int) -> int:
             check_near(out)
             assert tree(out) == whole
             shutil.rmtree(out)
-            seen = 0
+            known = 0
             continue
         inside += 1
         if (out / MANIFEST).exists():
             number = len(content(out))
-            assert number >= seen, (number, seen)
-            seen = number
+            assert number >= known, (number, known)
+            known = number
         if inside == kills:
             break
     build(root, out, model=model, calibration_texts=null, chunk=1)
@@ -258,9 +248,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=KILLS, help="at random moments")
     args = parser.parse_args()
     for operation in ("build", "add", "remove", "near", "random"):
-        here = args.folder / operation
-        here.mkdir(parents=True)
-        number = randomly(here, args.kills) if operation == "random" else points(here, operation)
+        folder = args.folder / operation
+        folder.mkdir(parents=True)
+        number = randomly(folder, args.kills) if operation == "random" else points(folder, operation)
         print(operation, number, flush=True)
 
 

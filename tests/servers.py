@@ -26,9 +26,8 @@ def running(engine: Engine, limits: Limits | None = None, host: str = "127.0.0.1
         thread.start()
         try:
             port = listener.getsockname()[1]
-            with httpx.Client(
-                base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False
-            ) as client:
+            url = f"http://127.0.0.1:{port}"
+            with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as client:
                 until(lambda: running_program.started)
                 yield client
         finally:
@@ -53,7 +52,7 @@ class Gate:
         self._answer = engine.answer
         patch.setattr(engine, "answer", self.answer)
 
-    def answer(self, asked: list[Any]) -> list[Any]:
-        self.calls.append(asked)
+    def answer(self, requests: list[Any]) -> list[Any]:
+        self.calls.append(requests)
         assert self.open.wait(PATIENCE)
-        return self._answer(asked)
+        return self._answer(requests)

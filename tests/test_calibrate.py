@@ -11,16 +11,18 @@ from PIL import Image
 
 from grainline.data.captions import sentences
 from grainline.data.other_texts import EVERYDAY
-from grainline.index.calibration import Standard, best_hits, described_images
-from grainline.index.calibration_texts import (
+from grainline.index.calibration import (
     PHOTOGRAPHS,
     SCENES,
     CalibrationTexts,
+    Standard,
+    best_hits,
+    described_images,
     gather_texts,
     write_calibration,
 )
 from grainline.index.reader import IndexReader
-from grainline.index.search import Index, Options, Sentence, open_index
+from grainline.index.search import Index, Options, open_index
 from grainline.index.store import (
     CALIBRATION,
     NULL_SENTENCES,
@@ -105,7 +107,7 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
     root = photos(tmp_path / "photos", 20)
     build(root, tmp_path / "index", model=model, calibration_texts=texts(tmp_path), chunk=8)
     index = open_index(tmp_path / "index", model)
-    every, steps, views = np.arange(20), _Steps(index), set()
+    every, steps, values = np.arange(20), _Steps(index), set()
     for query in (QUERY, f"{TEXTS[0]} {TEXTS[9]}", TEXTS[5], f"{TEXTS[20]} A cat."):
         hits = index.search([query], 6, Options(shortlist=None))[0].hits
         each = index.score(every, model.encode(texts=[sentence.text for sentence in hits[0].sentences]))
@@ -124,8 +126,8 @@ def test_p_of_every_sentence_is_that_of_the_steps_in_loops(
                 reached = sum(one <= help * (1 + 1e-9) for one in null)
                 assert sentence.p == pytest.approx((1 + reached) / (1 + len(null)), abs=1e-6)
                 assert sentence.verdict == ("shows" if sentence.p <= 0.05 else "cannot tell")
-                views.add(sentence.p)
-    assert len(views) > {"clip": 3, "maxsim": 1}[method]
+                values.add(sentence.p)
+    assert len(values) > {"clip": 3, "maxsim": 1}[method]
 
 
 class _Steps:
@@ -202,26 +204,20 @@ def _world(folder: Path, power: float, seed: int, own: bool) -> tuple[IndexReade
         "x.txt", names, ("",) * QUERIES, names, names, tuple(counts.tolist()), tuple(spans.tolist()),
         tuple(range(QUERIES)), pairs,
     )  # fmt: skip
-    arrays = {
-        NULL_TEXTS: whole(counts),
-        NULL_SENTENCES: aside,
-        NULL_SPANS: whole(spans),
-        "vectors": np.eye(IMAGES),
-    }
+    arrays = {NULL_TEXTS: whole(counts), NULL_SENTENCES: aside, NULL_SPANS: whole(spans)}
     rows = [Row(f"{i}.png", f"{rng.integers(2**60):x}", 1, 1) for i in range(IMAGES)]
     empty = Encoded(*(torch.zeros(1) for _ in range(5)))
     part = write_calibration(folder / CALIBRATION / "00000000", null, {NULL_TEXTS: empty})
-    kept = {
-        name: array.astype(np.float16 if name != "vectors" else np.float32) for name, array in arrays.items()
-    }
-    segment = write_segment(folder / SEGMENTS / "00000001", rows, kept)
+    half = {name: array.astype(np.float16) for name, array in arrays.items()}
+    half["vectors"] = np.eye(IMAGES, dtype=np.float32)
+    segment = write_segment(folder / SEGMENTS / "00000001", rows, half)
     write_manifest(folder, Manifest(ModelId("", "clip", "x"), str(folder), part, (segment,), 2))
     return IndexReader(folder), rng
 
 
 def _judged(opened: IndexReader, rng: np.random.Generator, count: int, power: float | None) -> np.ndarray:
     """p of the sentences of 300 queries in their first three hits; in the right image, if power is given."""
-    of = opened.background
+    some = opened.background
     out = []
     for _ in range(300):
         each = rng.normal(size=(IMAGES, count)) + rng.normal(0, 0.5, count)
@@ -229,8 +225,8 @@ def _judged(opened: IndexReader, rng: np.random.Generator, count: int, power: fl
             each[0] += power
         whole = each.mean(1)
         hits = np.argsort(-whole)[:3]
-        mean = Standard(whole[of].mean(keepdims=True), whole[of].std(keepdims=True))
-        levels = np.sort(each[of], 0)[-51:].mean(0)
+        mean = Standard(whole[some].mean(keepdims=True), whole[some].std(keepdims=True))
+        levels = np.sort(each[some], 0)[-51:].mean(0)
         p = opened.calibration.p(count, whole[hits], mean, each[hits] - levels)
         out += [p] if power is None else [p[i : i + 1] for i in range(3) if hits[i] == 0]
     return np.concatenate(out)
@@ -254,9 +250,7 @@ def test_true_sentences_of_the_right_image_keep_their_ticks_and_the_index_knows_
     opened, rng = _world(tmp_path, 2.5, 0, own=True)
     share = float((_judged(opened, rng, 5, 2.5) <= 0.05).mean())
     assert share > 0.6
-    got = opened.calibration.power(0.05)
-    assert got is not None
-    assert got == pytest.approx(share, abs=0.12)
+    assert opened.calibration.power(0.05) == pytest.approx(share, abs=0.12)
     low = opened.calibration.p_if_true(np.array([-99.0, np.sort(opened.calibration.true_tested)[199], 99.0]))
     assert low == pytest.approx([1 / 401, 201 / 401, 1.0])
 
@@ -271,17 +265,22 @@ def test_power_is_unknown_without_own_images_and_nothing_where_right_images_do_n
 # What a search says
 
 
-def _answer(
-    tmp_path: Path, power: float | None, monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[Sentence], tuple[str, ...]]:
-    index = indexed(tmp_path)
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    """An index of twenty images."""
+    model = tiny_model()
+    build(photos(tmp_path / "photos", 20), tmp_path / "index", model=model, calibration_texts=texts(tmp_path))
+    return open_index(tmp_path / "index", model)
+
+
+def calibrated(
+    index: Index, patch: pytest.MonkeyPatch, p: list[list[float]], low: list[list[float]], power: float | None
+) -> None:
+    """Let the calibration of an index give these values for hits and their sentences."""
     calibration = index.reader.calibration
-    p, low = np.array([[0.04, 0.5, 0.5]] * 2), np.array([[0.9, 0.04, 0.9]] * 2)
-    monkeypatch.setattr(calibration, "p", lambda *_: p)
-    monkeypatch.setattr(calibration, "p_if_true", lambda _: low)
-    monkeypatch.setattr(calibration, "power", lambda _: power)
-    answer = index.search([QUERY], 2)[0]
-    return list(answer.hits[1].sentences), answer.notes
+    patch.setattr(calibration, "p", lambda *_: np.array(p))
+    patch.setattr(calibration, "p_if_true", lambda _: np.array(low))
+    patch.setattr(calibration, "power", lambda _: power)
 
 
 @pytest.mark.parametrize(
@@ -293,23 +292,21 @@ def _answer(
     ],
 )
 def test_three_verdicts_and_the_warning_of_a_weak_model(
-    power: float | None, verdicts: list[str], note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    power: float | None, verdicts: list[str], note: str, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said, notes = _answer(tmp_path, power, monkeypatch)
-    assert [one.verdict for one in said] == verdicts
-    assert [one.p for one in said] == [0.04, 0.5, 0.5]
-    assert any(one.startswith(note) for one in notes) if note else not notes
+    calibrated(index, monkeypatch, [[0.04, 0.5, 0.5]] * 2, [[0.9, 0.04, 0.9]] * 2, power)
+    answer = index.search([QUERY], 2)[0]
+    second = answer.hits[1].sentences
+    assert [one.verdict for one in second] == verdicts
+    assert [one.p for one in second] == [0.04, 0.5, 0.5]
+    assert any(one.startswith(note) for one in answer.notes) if note else not answer.notes
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0])
 def test_a_match_is_in_part_where_the_image_does_not_show_a_sentence(
-    level: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    level: float, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index = indexed(tmp_path)
-    low = np.array([[0.9, 0.9, 0.9], [0.9, 0.04, 0.9]])
-    monkeypatch.setattr(index.reader.calibration, "p_if_true", lambda _: low)
-    monkeypatch.setattr(index.reader.calibration, "power", lambda _: 0.6)
-    monkeypatch.setattr(index.reader.calibration, "p", lambda *_: np.full((2, 3), 0.5))
+    calibrated(index, monkeypatch, [[0.5] * 3] * 2, [[0.9, 0.9, 0.9], [0.9, 0.04, 0.9]], 0.6)
     answer = index.search([QUERY], 2, Options(level=level))[0]
     assert [hit.match for hit in answer.hits] == (["sure", "in part"] if level else ["none", "none"])
     assert answer.match == answer.hits[0].match
@@ -317,8 +314,8 @@ def test_a_match_is_in_part_where_the_image_does_not_show_a_sentence(
     assert [hit.match for hit in plain.hits] == ["sure", "sure"]
 
 
-def test_a_query_of_one_sentence_has_the_p_of_its_hit(tmp_path: Path) -> None:
-    for hit in indexed(tmp_path).search(["A red dog runs."], 5)[0].hits:
+def test_a_query_of_one_sentence_has_the_p_of_its_hit(index: Index) -> None:
+    for hit in index.search(["A red dog runs."], 5)[0].hits:
         assert [one.p for one in hit.sentences] == [hit.p]
 
 
@@ -334,25 +331,16 @@ def test_texts_with_images_say_what_true_sentences_score(tmp_path: Path) -> None
         path.with_suffix(".txt").write_text(TEXTS[i])
     (captioned / "04.png").write_bytes(b"no image any more")
     build(root, tmp_path / "index", model=model, calibration_texts=str(captioned))
-    null = IndexReader(tmp_path / "index").calibration_texts
+    opened = IndexReader(tmp_path / "index")
+    null = opened.calibration_texts
     known = [i for i, pair in enumerate(null.image_scores) if pair is not None]
     assert len(known) == 23
-    paths = {
-        (captioned / name).with_suffix(".txt").read_text(): captioned / name for name in _names(captioned)
-    }
+    paths = {path.with_suffix(".txt").read_text(): path for path in captioned.rglob("*.png")}
     for i in known[::5]:
         pair: Any = null.image_scores[i]
         score = model.score([Image.open(paths[null.texts[i]])], [null.texts[i], null.sentences[i]])[0]
         assert pair == pytest.approx(score.tolist(), abs=1e-5)
-    calibration = IndexReader(tmp_path / "index").calibration
-    opened = IndexReader(tmp_path / "index")
-    above = opened.take(NULL_TEXTS, np.arange(20))[:, known] > calibration.true_score
-    others = ~described_images(opened.hashes, null.image_hashes)[
-        :, known
-    ]  # the images are copies of those in the index
+    above = opened.take(NULL_TEXTS, np.arange(20))[:, known] > opened.calibration.true_score
+    others = ~described_images(opened.hashes, null.image_hashes)[:, known]  # copies of those in the index
     assert (~others).sum() == 19
-    assert calibration.true_rank.tolist() == (above & others).sum(0).tolist()
-
-
-def _names(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*.png")]
+    assert opened.calibration.true_rank.tolist() == (above & others).sum(0).tolist()

@@ -84,7 +84,7 @@ def test_the_log_holds_means_of_facts_and_none_of_them_stops_a_run(tmp_path: Pat
         "save_every": 4,
     }
     cfg = TrainConfig.model_validate(values)
-    told = train_loop(
+    out = train_loop(
         Run(tmp_path / "a", made(Telling, tokenizer.vocab), data, cfg, 0, 0.0, None),
         torch.device("cpu"),
         None,
@@ -92,7 +92,7 @@ def test_the_log_holds_means_of_facts_and_none_of_them_stops_a_run(tmp_path: Pat
     train_loop(
         Run(tmp_path / "b", made(CLIP, tokenizer.vocab), data, cfg, 0, 0.0, None), torch.device("cpu"), None
     )
-    first, second = (line for line in read_log(told.parent) if line["kind"] == "train")
+    first, second = (line for line in read_log(out.parent) if line["kind"] == "train")
     assert (first["facts"]["step"], second["facts"]["step"]) == (0.5, 2.5)
     assert 3 < first["facts"]["length"] <= 24
     assert first["facts"]["odd"] == 2.0

@@ -15,8 +15,7 @@ from grainline.data.record import Cause, CorruptSample
 from grainline.errors import UserError
 from grainline.files import Corrupt, one_writer
 from grainline.index import writer
-from grainline.index.calibration import best_hits, described_images, p_value, standard
-from grainline.index.calibration_texts import gather_texts
+from grainline.index.calibration import best_hits, described_images, gather_texts, p_value
 from grainline.index.image_files import CHANGED, OUTSIDE, expand_paths, read_indexed, relative
 from grainline.index.reader import IndexReader
 from grainline.index.search import Index, Options, check, open_index
@@ -184,18 +183,6 @@ def test_chances_are_shares_of_null_texts_counted_by_hand() -> None:
     best, _ = best_hits([(score[:2], own[:2]), (score[2:], own[2:])])
     assert best.tolist() == [0.5, 0.4]
     assert p_value(np.sort(best), np.array([0.4, 0.45, 0.6])).tolist() == [1.0, 2 / 3, 1 / 3]
-
-
-def test_scores_are_standardised_by_the_background_without_their_own_image() -> None:
-    rng = np.random.default_rng(0)
-    score = rng.normal(3.0, 2.0, (40, 2))
-    score[0, 1] = 100.0
-    counted = np.ones_like(score, dtype=bool)
-    counted[0, 1] = False
-    spread = standard(score, counted)
-    assert spread.mean == pytest.approx([score[:, 0].mean(), score[1:, 1].mean()])
-    assert spread.std == pytest.approx([score[:, 0].std(), score[1:, 1].std()])
-    assert standard(score[:15]).std.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("method", ["flair", "caft"])

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_index_as_it_was(
     before, whole = tree(out), content(out)
     photo(root / "new.png", 9)
     (root / "01.png").rename(root / "moved.png")
-    said: list[str] = []
+    lines: list[str] = []
     for number in range(9):
         with monkeypatch.context() as patch:
             patch.setattr(files, "sync", failing(number))
@@ -41,12 +42,12 @@ def test_a_full_disk_is_one_line_and_leaves_the_index_as_it_was(
             try:
                 refresh(out, model=model, chunk=9)
             except UserError as error:
-                said.append(str(error))
+                lines.append(str(error))
         assert content(out).items() >= {path: row for path, row in whole.items() if path != "01.png"}.items()
-        if len(said) <= number:
+        if len(lines) <= number:
             break
-    assert len(said) >= 4
-    assert {text.partition(";")[0] for text in said} == {f"cannot write into {out}: no space left on device"}
+    assert len(lines) >= 4
+    assert {text.partition(";")[0] for text in lines} == {f"cannot write into {out}: no space left on device"}
     refresh(out, model=model)
     assert sorted(content(out)) == ["02.png", "below/00.png", "below/03.png", "moved.png", "new.png"]
     assert before != tree(out)
@@ -54,11 +55,10 @@ def test_a_full_disk_is_one_line_and_leaves_the_index_as_it_was(
 
 def failing(number: int) -> object:
     """`sync` that fails the call of this number, from 0."""
-    seen, real = [0], files.sync
+    calls, real = count(), files.sync
 
     def sync(path: Path) -> None:
-        seen[0] += 1
-        if seen[0] == number + 1:
+        if next(calls) == number:
             raise OSError(28, "injected")
         real(path)
 

@@ -57,26 +57,26 @@ def slow_phrases(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("method", ["maxsim", "clip"])
 def test_each_phrase_stands_in_its_sentence_with_its_own_score_and_heat(method: str, tmp_path: Path) -> None:
     model, image = tiny_model(method), photo(tmp_path / "a.png", 0)
-    found = look_at(model, model.cropped(image), CAPTION)
-    assert [told.text for told in found.sentences] == [one.text for one in sentences(CAPTION)]
-    assert [[phrase.text for phrase in told.phrases] for told in found.sentences] == slow_phrases(CAPTION)
-    assert [len(told.phrases) for told in found.sentences] == [3, 3, 0, 4, 0]
-    every = [one.text for one in found.texts()]
+    picture = look_at(model, model.cropped(image), CAPTION)
+    assert [one.text for one in picture.sentences] == [one.text for one in sentences(CAPTION)]
+    assert [[phrase.text for phrase in one.phrases] for one in picture.sentences] == slow_phrases(CAPTION)
+    assert [len(one.phrases) for one in picture.sentences] == [3, 3, 0, 4, 0]
+    every = [one.text for one in picture.texts()]
     assert every[:4] == ["A red cup stands on a table.", "A red cup", "stands on", "a table"]
-    assert found.heat is not None
-    assert len(found.heat) == len(every) == 5 + 10
-    for one, heat in zip(found.texts(), found.heat, strict=True):
+    assert picture.heat is not None
+    assert len(picture.heat) == len(every) == 5 + 10
+    for one, heat in zip(picture.texts(), picture.heat, strict=True):
         assert one.score == pytest.approx(float(model.score([image], [one.text])[0, 0]), abs=1e-5)
         np.testing.assert_allclose(heat, model.heat(image, [one.text])[0], atol=1e-5)
-    assert found.left_out == ""
+    assert picture.left_out == ""
 
 
 def test_without_a_grid_nothing_has_heat_and_no_phrases_are_looked_for(tmp_path: Path) -> None:
     model = tiny_model("clip")
     model.method.towers.image.grid = None
-    found = look_at(model, model.cropped(photo(tmp_path / "a.png", 0)), CAPTION)
-    assert found.heat is None
-    assert [told.phrases for told in found.sentences] == [[]] * 5
+    picture = look_at(model, model.cropped(photo(tmp_path / "a.png", 0)), CAPTION)
+    assert picture.heat is None
+    assert [one.phrases for one in picture.sentences] == [[]] * 5
     assert look_at(model, MissingImage("away"), CAPTION) == CaseImage(MissingImage("away"), "")
 
 
@@ -85,28 +85,28 @@ def test_of_too_many_phrases_those_at_the_end_of_long_sentences_are_left_out_and
 ) -> None:
     model, image = tiny_model("clip"), Image.new("RGB", (8, 8))
     monkeypatch.setattr("grainline.evaluation.examples.PHRASES", 8)
-    found = look_at(model, image, many(2))
-    kept = [[phrase.text for phrase in told.phrases] for told in found.sentences]
+    picture = look_at(model, image, many(2))
+    kept = [[phrase.text for phrase in one.phrases] for one in picture.sentences]
     every = phrases_of(many(2), sentences(many(2)))
     assert [len(inside) for inside in every] == [2, 2, 6]
     assert kept == [every[0], every[1], every[2][:4]]
-    assert found.left_out == "Left out: 2 of 10 phrases, at the end of their sentences."
+    assert picture.left_out == "Left out: 2 of 10 phrases, at the end of their sentences."
     monkeypatch.setattr("grainline.evaluation.examples.SENTENCES", 2)
     monkeypatch.setattr("grainline.evaluation.examples.PHRASES", 2)
-    found = look_at(model, image, many(2))
-    assert [len(told.phrases) for told in found.sentences] == [1, 1], "turn by turn"
-    assert found.left_out == (
+    picture = look_at(model, image, many(2))
+    assert [len(one.phrases) for one in picture.sentences] == [1, 1], "turn by turn"
+    assert picture.left_out == (
         "Left out: 1 of 3 sentences, at the end;"
         " 2 of 4 phrases in those shown, at the end of their sentences."
     )
-    for shown in (found, found._replace(heat=None)):
-        assert found.left_out in Page(look(shown, "a")).words
+    for shown in (picture, picture._replace(heat=None)):
+        assert picture.left_out in Page(look(shown, "a")).words
 
 
 # The page
 
 
-def told(*levels: list[float], text: str = "text") -> tuple[list[SentenceScore], np.ndarray]:
+def scored(*levels: list[float], text: str = "text") -> tuple[list[SentenceScore], np.ndarray]:
     """Sentences with phrases; each list holds the level of a sentence and those of its phrases."""
     texts = [
         SentenceScore(
@@ -120,7 +120,7 @@ def told(*levels: list[float], text: str = "text") -> tuple[list[SentenceScore],
 
 
 def test_phrases_are_choices_below_their_own_sentence() -> None:
-    texts, heat = told([0.5, 0.25, -0.75], [0.1], [0.2, 0.3])
+    texts, heat = scored([0.5, 0.25, -0.75], [0.1], [0.2, 0.3])
     drawn = look(CaseImage(Image.new("RGB", (40, 40)), "p", texts, heat), "a")
     tags = Page(drawn).tags
     assert [a["id"] for tag, a in tags if tag == "input"] == [f"a-{i}" for i in range(7)]
@@ -140,7 +140,7 @@ def test_phrases_are_choices_below_their_own_sentence() -> None:
 
 
 def test_phrases_and_sentences_of_a_image_share_one_range_that_keeps_the_sign() -> None:
-    texts, heat = told([0.5, 0.25, -0.75], [0.1])
+    texts, heat = scored([0.5, 0.25, -0.75], [0.1])
     one = CaseImage(Image.new("RGB", (40, 40), "white"), "p", texts, heat)
     drawn = look(one, "a")
     assert "-0.75<" in drawn
@@ -148,5 +148,5 @@ def test_phrases_and_sentences_of_a_image_share_one_range_that_keeps_the_sign() 
     maps = [a["src"] for _, a in Page(drawn).tags if a.get("class") == "over"]
     louder = look(one._replace(heat=np.concatenate([heat[:2], 2 * heat[2:3], heat[3:]])), "a")
     others = [a["src"] for _, a in Page(louder).tags if a.get("class") == "over"]
-    assert [mine == its for mine, its in zip(maps, others, strict=True)] == [False, False, True, False]
+    assert [own == its for own, its in zip(maps, others, strict=True)] == [False, False, True, False]
     assert limit_of(heat) == 0.75

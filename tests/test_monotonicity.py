@@ -38,7 +38,8 @@ from grainline.evaluation.suites.monotonicity import (
     ties,
 )
 from grainline.report.case import cases_html
-from grainline.report.charts import SubtextScores, added, subtext_case
+from grainline.report.charts import added, subtext_case
+from grainline.types import Encoded
 
 CONTEXT = 12  # words
 
@@ -320,8 +321,7 @@ def test_the_real_file_is_as_it_was_described(shared_data: Path, tmp_path: Path)
 def test_the_table_says_what_was_cut_and_what_ties() -> None:
     texts = ["A <b>dog</b>.", "A <b>dog</b>. It costs $5 and $6.", "A <b>dog</b>. It costs $5 and $6. 狗."]
     image, scores, cut = Image.new("RGB", (30, 30), (9, 90, 9)), [0.1, 0.2, 0.2], [False, False, True]
-    one = SubtextScores(image, "p<1>", texts, scores, cut, correlation(scores))
-    page = cases_html([subtext_case(one)], "a")
+    page = cases_html([subtext_case(image, "p<1>", texts, scores, cut, correlation(scores))], "a")
     assert len(re.findall(r'<circle[^>]*fill="var\(--s\d\)"', page)) == 3
     assert "0.2000 <small>cut, tie</small>" in page
     assert "rho 0.87" in page

@@ -211,7 +211,7 @@ def answer(engine, requests):
     return real(engine, requests)
 Engine.answer = answer
 server.GRACE, server.HEADERS, guard.SENDING = {grace}, 600, 600
-server.serve(Path(sys.argv[1]), sys.argv[2], "127.0.0.1", 0, guard.Limits())
+server.serve(Path(sys.argv[1]), sys.argv[2], "127.0.0.1", 0)
 """
 
 

@@ -8,6 +8,7 @@ from indexes import TEXTS, photos, saved, texts, tiny_model
 from runs import call
 
 from grainline.index.search import open_index
+from grainline.web.engine import Engine
 
 WEAK = (
     "This run is near chance: it finds the right image of its validation data at rank 271.5 of 575 (median)."
@@ -15,20 +16,12 @@ WEAK = (
 )
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return saved(tiny_model(), tmp_path / "run")
-
-
-def _log(run: Path, rank: float) -> None:
-    line = {"kind": "validation", "step": 100, "metrics": {"text to image median rank": rank}, "images": 575}
-    (run / "log.jsonl").write_text(json.dumps(line) + "\n")
-
-
 def test_a_search_says_it_in_the_terminal_on_the_page_and_in_json(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _log(run, 271.5)
+    run = saved(tiny_model(), tmp_path / "run")
+    line = {"kind": "validation", "step": 100, "metrics": {"text to image median rank": 271.5}, "images": 575}
+    (run / "log.jsonl").write_text(json.dumps(line) + "\n")
     arguments = ["--model", run, "--out", tmp_path / "index", "--calibration-texts", texts(tmp_path)]
     assert call("index", "build", photos(tmp_path / "photos", 18), *arguments) == 0
     page, out = tmp_path / "page.html", tmp_path / "answers.json"
@@ -38,21 +31,5 @@ def test_a_search_says_it_in_the_terminal_on_the_page_and_in_json(
     assert json.loads(out.read_text())["validated"] == WEAK
     moved = run.rename(tmp_path / "moved")
     assert open_index(tmp_path / "index", str(moved)).validated == WEAK
+    assert Engine(tmp_path / "index", str(moved)).about(1).validated == WEAK
     assert open_index(tmp_path / "index", tiny_model()).validated == ""
-
-
-def test_the_server_says_it(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("fastapi")
-    from starlette.testclient import TestClient
-
-    from grainline.index.sync import build
-    from grainline.web.engine import Engine
-    from grainline.web.guard import Limits
-    from grainline.web.server import Server
-
-    _log(run, 271.5)
-    build(
-        photos(tmp_path / "photos", 18), tmp_path / "index", model=str(run), calibration_texts=texts(tmp_path)
-    )
-    with TestClient(Server(Engine(tmp_path / "index"), Limits()).app) as client:
-        assert client.get("/api/index", headers={"Host": "127.0.0.1"}).json()["validated"] == WEAK

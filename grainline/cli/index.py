@@ -6,6 +6,7 @@ They load torch when run.
 import os
 import sys
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,10 +42,7 @@ def build(images: str, *, model: str, out: Path, **settings: Any) -> None:
     _require_folder(images)
     from grainline.index.sync import build as run
 
-    started = time.monotonic()
-    with progress("indexing") as step:
-        report = run(images, out, model=model, **settings, progress=step)
-    _print_report(out, report, time.monotonic() - started)
+    _update(out, lambda step: run(images, out, model=model, **settings, progress=step))
     next_step("grainline", "search", out, "what you are looking for", "--open")
 
 
@@ -53,9 +51,7 @@ def add(folder: Folder, paths: Paths, model: Weights = None) -> None:
     """Add images below the image folder of the index."""
     from grainline.index.sync import add as run
 
-    with progress("indexing") as step:
-        report = run(folder, paths, model=model, progress=step)
-    _print_report(folder, report)
+    _update(folder, lambda step: run(folder, paths, model=model, progress=step))
 
 
 @index.command()
@@ -63,7 +59,7 @@ def remove(folder: Folder, paths: Paths) -> None:
     """Remove images from the index and exclude them from later refreshes; files are not deleted."""
     from grainline.index.sync import remove as run
 
-    _print_report(folder, run(folder, paths))
+    _update(folder, lambda _: run(folder, paths))
 
 
 @index.command()
@@ -72,9 +68,7 @@ def refresh(folder: Folder, *, model: Weights = None, **settings: Any) -> None:
     """Update the index: encode new and changed images, remove those without a file."""
     from grainline.index.sync import refresh as run
 
-    with progress("indexing") as step:
-        report = run(folder, model=model, **settings, progress=step)
-    _print_report(folder, report)
+    _update(folder, lambda step: run(folder, model=model, **settings, progress=step))
 
 
 @index.command()
@@ -202,10 +196,9 @@ def photos(
     from grainline.encoders.pretrained.hub import PUBLIC, public_checkpoint
     from grainline.index import store, sync
     from grainline.index.reader import model_of
-    from grainline.web.guard import Limits
     from grainline.web.server import serve as run
 
-    known, loaded, started = (place / store.MANIFEST).is_file(), None, time.monotonic()
+    known, loaded = (place / store.MANIFEST).is_file(), None
     if known:
         manifest = store.read_manifest(place)
         if Path(manifest.root) != root:
@@ -217,14 +210,12 @@ def photos(
         loaded = model_of(place, manifest, model)
     name = manifest.model_id.path if known else model or public_checkpoint()
     print(f"model: {name}" + (f" ({PUBLIC[name]})" if name in PUBLIC else ""), flush=True)
-    with progress("indexing") as step:
-        report = (
-            sync.refresh(place, model=loaded, progress=step)
-            if known
-            else sync.build(root, place, model=name, calibration_texts=calibration_texts, progress=step)
-        )
-    _print_report(place, report, time.monotonic() - started)
-    run(place, loaded or model, "127.0.0.1", port, Limits(), browser=not no_browser)
+    if known:
+        _update(place, lambda step: sync.refresh(place, model=loaded, progress=step))
+    else:
+        settings: Any = {"model": name, "calibration_texts": calibration_texts}
+        _update(place, lambda step: sync.build(root, place, **settings, progress=step))
+    run(place, loaded or model, "127.0.0.1", port, browser=not no_browser)
 
 
 @from_signature()
@@ -248,14 +239,11 @@ def serve(
     behind_proxy  a proxy before the server, or a network of them: X-Forwarded-For counts
     """
     _require_index(folder)
-    from grainline.config import parse
-    from grainline.web.guard import Limits
-
     _require_server()
     from grainline.web.server import serve as run
 
-    values = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
-    run(folder, model, host, port, parse(Limits, values, "the options"))
+    limits = {"batch": batch_size, "queue": queue, "share": share, "behind_proxy": behind_proxy or []}
+    run(folder, model, host, port, limits)
 
 
 def export(
@@ -298,10 +286,15 @@ def _require_server() -> None:
         raise UserError("the search page needs more packages: pip install 'grainline[serve]'")
 
 
-def _print_report(folder: Path, report: Any, seconds: float | None = None) -> None:
+def _update(folder: Path, update: Callable[[Any], Any]) -> None:
+    """Run an update of an index, which gets a progress bar, and print its report."""
+    started = time.monotonic()
+    with progress("indexing") as step:
+        report = update(step)
+    seconds = time.monotonic() - started
     counted = ((name, getattr(report, name)) for name in ("added", "changed", "removed", "encoded"))
     counts = [f"{number} {name}" for name, number in counted if number]
-    speed = f", {report.encoded / seconds:.1f} images/s" if seconds and report.encoded else ""
+    speed = f", {report.encoded / seconds:.1f} images/s" if report.encoded else ""
     print(f"{folder}: {amount(report.images, 'image')} ({', '.join(counts) or 'nothing changed'}){speed}")
     for remark in report.remarks:
         print(escape_controls(remark))

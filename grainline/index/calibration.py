@@ -1,4 +1,12 @@
-"""Calibration: p of a hit and p of a sentence in a hit, from the scores of calibration texts in this index.
+"""Calibration: p of a hit and of a sentence in a hit, from the scores of calibration texts in this index.
+
+Calibration texts describe images outside the index. The best score of a query means little by itself: some
+texts score high with all images. An index therefore stores the scores of calibration texts with all its
+images: of whole captions, or lines of a file, of one sentence of each, and of spans of a few sentences that
+include it, since queries are often shorter than captions. A calibration text does not count for its own
+image, which the hash of its bytes identifies. Where the source of the texts has images, some of them are
+encoded too: the scores of a text and its sentence with their own image say how well the model recognises true
+sentences. They are not part of the index.
 
 p of a hit: scores of a query are standardised by their mean and std over a background of at most 256 images.
 p is the share of calibration texts, queries without a match, whose standardised best score is at least as
@@ -8,13 +16,44 @@ p of a sentence in a hit must correct for selection: the hit is among the best b
 high. See `Calibration`; selective inference: Fithian, Sun & Taylor, arXiv 1410.2597.
 """
 
-from collections.abc import Iterable, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from PIL import Image
 
+from grainline.data.captions import sentences
+from grainline.data.formats.joined import parts_of
+from grainline.data.formats.parsed import read_lines
+from grainline.data.formats.table import TextsAlone
+from grainline.data.open_source import open_source
+from grainline.data.other_texts import EVERYDAY, trained_on_scenes
+from grainline.data.record import CorruptSample, Source
+from grainline.errors import UserError
+from grainline.files import Corrupt, read_plain, write_text
+from grainline.index import store
+from grainline.model import Model
+from grainline.types import Encoded, rows, vectors_only
+
+MAX_TEXTS = 1_000
+MAX_IMAGES = 256  # of them, whose own images are encoded too
+SPAN_LENGTHS = (2, 3, 4, 6)  # sentences of a span, in turn
+SCENES = f"scenes:dev?count={MAX_TEXTS}&seed=1618"
+PHOTOGRAPHS = "everyday.txt"
+BUILT_IN = {  # what is used where no texts are given, in words
+    SCENES: "texts of synthetic scenes",
+    PHOTOGRAPHS: f"{len(EVERYDAY)} built-in descriptions of everyday photographs",
+}
+FILE = "texts.json"
+NAMES = (store.NULL_TEXTS, store.NULL_SENTENCES, store.NULL_SPANS)
+FIELDS = ("vector", "tokens", "mask", "item", "image")  # of Encoded: all that scores read
 BACKGROUND = 256
 DUPLICATE = 1e-5  # from 1: closer vectors are of one image; encoding it again moves them by 2e-7
 MIN_IMAGES = 16  # images that a mean and a std need
@@ -23,6 +62,138 @@ RANKS = 10  # hits that users look at
 MIN_TEXTS = 300  # calibration texts that a query and its sentences are compared with
 MIN_TRUE = 20  # true sentences that a power is measured on
 MIN_POWER = 0.2  # with less power than this no sentence is judged
+
+
+class CalibrationTexts(NamedTuple):
+    """Texts that describe other images; every field but `source` has one value a text."""
+
+    source: str
+    texts: tuple[str, ...]
+    image_hashes: tuple[str, ...]  # sha256 of the image that a text describes, "" if not known
+    sentences: tuple[str, ...]  # one sentence of each
+    spans: tuple[str, ...]  # a few sentences, this one among them
+    counts: tuple[int, ...]  # sentences of a text
+    span_counts: tuple[int, ...]  # sentences of a span
+    places: tuple[int, ...]  # of the texts in the source
+    image_scores: tuple[tuple[float, float] | None, ...] = ()  # of text and sentence with the own image
+
+
+def gather_texts(path: str | None, run: Path | None = None) -> CalibrationTexts:
+    """Texts of a source with captions, of a .txt file with one text a line, or built-in ones.
+
+    run  of the model: where it was trained on drawn scenes alone, the built-in ones are of such
+    """
+    where = path or (SCENES if trained_on_scenes(run) else PHOTOGRAPHS)
+    if where.endswith(".txt"):
+        captions = [(line, "", i) for i, line in enumerate(read_lines(where) if path else EVERYDAY)]
+    else:
+        captions = _captions(open_source(where, size=32, trust_code=True), where)
+    split = [(*one, parts) for one in captions if (parts := [s.text for s in sentences(one[0])])]
+    if len(split) > MAX_TEXTS:
+        split = [split[i * len(split) // MAX_TEXTS] for i in range(MAX_TEXTS)]
+    if len(split) < 20:
+        raise UserError(f"{where} holds {len(split)} texts; how sure a search is needs 20 of them at least")
+    texts, hashes, places, parts_of_texts = zip(*split, strict=True)
+    own = [i % len(parts) for i, parts in enumerate(parts_of_texts)]  # place of the sentence of each
+    singles = [parts[place] for parts, place in zip(parts_of_texts, own, strict=True)]
+    spans = []
+    for i, parts in enumerate(parts_of_texts):
+        count = SPAN_LENGTHS[i % len(SPAN_LENGTHS)]
+        start = max(0, min(own[i] - count // 2, len(parts) - count))
+        span = parts[start : start + count]  # a short text goes on with the sentences of the next
+        spans.append(span + [singles[(i + 1 + j) % len(singles)] for j in range(count - len(span))])
+    whole_spans = tuple(" ".join(span) for span in spans)
+    counts = tuple(map(len, parts_of_texts)), tuple(map(len, spans))
+    return CalibrationTexts(where, texts, hashes, tuple(singles), whole_spans, *counts, places)
+
+
+@torch.no_grad()
+def encode_calibration(model: Model, texts: CalibrationTexts) -> tuple[CalibrationTexts, dict[str, Encoded]]:
+    """The texts with scores of MAX_IMAGES of them, at most, with their own images; and encoded, by name.
+
+    Encoded are texts, sentences and spans, float32; with tokens if the method is pairwise.
+    """
+    by_name = zip(NAMES, (texts.texts, texts.sentences, texts.spans), strict=True)
+    encoded = {name: model.encode(texts=parts) for name, parts in by_name}
+    if not model.method.pairwise:
+        encoded = {name: vectors_only(one) for name, one in encoded.items()}
+    return texts._replace(image_scores=_image_scores(model, texts, encoded)), encoded
+
+
+def _image_scores(
+    model: Model, texts: CalibrationTexts, encoded: Mapping[str, Encoded]
+) -> tuple[tuple[float, float] | None, ...]:
+    """Scores of some texts and their sentences with their own images; () where there are no images."""
+    scores: list[tuple[float, float] | None] = [None] * len(texts.texts)
+    if texts.source.endswith(".txt"):
+        return ()
+    size = min(max(32, model.method.size), 2048)  # as scenes allow
+    source = open_source(texts.source, size=size, trust_code=True)
+    if any(isinstance(part, TextsAlone) for part in parts_of(source)):
+        return ()
+    subset = np.linspace(0, len(scores) - 1, min(MAX_IMAGES, len(scores))).astype(int)
+    for start in range(0, len(subset), model.batch):
+        numbers, images = [], []
+        for number in subset[start : start + model.batch].tolist():
+            with suppress(CorruptSample, UserError):
+                images.append(model.cropped(source[texts.places[number]].image))
+                numbers.append(number)
+        if images:
+            own, which = model.encode(images=images), torch.tensor(numbers)
+            of_text, of_sentence = (
+                model.method.score(own, rows(encoded[name], which)).diagonal().tolist()
+                for name in (store.NULL_TEXTS, store.NULL_SENTENCES)
+            )
+            for number, *pair in zip(numbers, of_text, of_sentence, strict=True):
+                scores[number] = (pair[0], pair[1])
+    return tuple(scores)
+
+
+def write_calibration(target: Path, texts: CalibrationTexts, encoded: Mapping[str, Encoded]) -> store.Part:
+    """Write the texts, also encoded, as a sealed folder. OSError leaves nothing."""
+    with store.new_part(target, {"texts": len(texts.texts)}) as folder:
+        write_text(folder / FILE, json.dumps(texts._asdict(), indent=1) + "\n")
+        for name, one in encoded.items():
+            for field in FIELDS:
+                store.save_array(folder / f"{name}-{field}{store.NPY}", getattr(one, field).cpu().numpy())
+    return store.Part(target.name, store.seal_of(target), len(texts.texts))
+
+
+def read_encoded(target: Path, part: store.Part) -> dict[str, Encoded]:
+    """The encoded texts that `write_calibration` wrote. Raises Corrupt."""
+    sealed = store.check_part(target, part)
+    out = {}
+    for name in NAMES:
+        arrays = [store.Column(target / f"{name}-{field}{store.NPY}", sealed).whole() for field in FIELDS]
+        out[name] = Encoded(*(torch.from_numpy(array.copy()) for array in arrays))
+    return out
+
+
+def read_calibration(target: Path) -> CalibrationTexts:
+    """The texts that `write_calibration` wrote. Raises Corrupt."""
+    try:
+        values = json.loads(read_plain(target / FILE))
+        source = values.pop("source")
+        return CalibrationTexts(source, **{name: tuple(value) for name, value in values.items()})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Corrupt(f"the calibration texts cannot be read ({error})") from None
+
+
+def _captions(source: Source, where: str) -> list[tuple[str, str, int]]:
+    """Texts of a source with hashes of their images and their places. Corrupt samples are left out."""
+    captions: list[tuple[str, str, int]] = []
+    for i in range(0, len(source), max(1, len(source) // (2 * MAX_TEXTS))):
+        with suppress(CorruptSample):
+            record = source[i]
+            image = b"" if isinstance(record.image, Image.Image) else record.image
+            if record.whole.strip():
+                captions.append((record.whole, hashlib.sha256(image).hexdigest() if image else "", i))
+    if not captions:
+        raise UserError(f"no captions in {where}; name a source with captions, or a .txt file of texts")
+    return captions
+
+
+# Statistics of their scores
 
 
 class Standard(NamedTuple):

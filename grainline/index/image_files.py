@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import files_below, suffix, without
@@ -19,14 +18,6 @@ from grainline.index.store import Row
 
 OUTSIDE = "link out of the folder"
 CHANGED = "changed since it was indexed"
-
-
-class ImageFile(NamedTuple):
-    """An image file as the file system shows it, unread."""
-
-    path: str  # below the root, with slashes
-    size: int
-    mtime_ns: int
 
 
 def root_of(path: str | Path) -> Path:
@@ -81,21 +72,21 @@ def relative(root: Path, path: str | Path) -> str:
     raise UserError(f"{path} lies outside {root}, the folder of this index")
 
 
-def stat_image(root: Path, path: str) -> ImageFile:
-    """Size and time of an image. Raises CorruptSample."""
+def stat_image(root: Path, path: str) -> Row:
+    """The row of an image, unread: without its sha256. Raises CorruptSample."""
     with _read_errors(path):
         state = os.stat(confine(root, path))
-    return ImageFile(path, state.st_size, state.st_mtime_ns)
+    return Row(path, "", state.st_size, state.st_mtime_ns)
 
 
-def read_image(root: Path, file: ImageFile) -> tuple[Row, bytes]:
+def read_image(root: Path, file: Row) -> tuple[Row, bytes]:
     """The row and the bytes of an image. Raises CorruptSample.
 
     Size and time are those from before it was read, so the next refresh detects a change during reading.
     """
     with _read_errors(file.path):
         data = read_plain(root / file.path)
-    return Row(file.path, hashlib.sha256(data).hexdigest(), file.size, file.mtime_ns), data
+    return file._replace(sha256=hashlib.sha256(data).hexdigest()), data
 
 
 def confine(root: Path, path: str) -> Path:

@@ -131,29 +131,29 @@ def write_html(
 
     Images that are gone or have changed are named and not shown. UserError if the page cannot be written.
     """
-    shown = results[:MAX_QUERIES]
+    first = results[:MAX_QUERIES]
     sections = []
-    for number, result in enumerate(shown, 1):
+    for number, result in enumerate(first, 1):
         image = _query(index, result.query) if images else None
         sections.append(_section(number, result, image, index, options.level))
     manifest = index.reader.manifest
     foot = [f"Index: {index.reader.folder}", f"Images: {manifest.root}", f"Model: {manifest.model_id.path}"]
     lines = [*([index.validated] if index.validated else []), *_reading(options, images)]
-    if len(shown) < len(results):
-        lines.append(f"The first {len(shown)} of {len(results)} queries; all are in the file of --json.")
+    if len(first) < len(results):
+        lines.append(f"The first {len(first)} of {len(results)} queries; all are in the file of --json.")
     reading = macro("parts.html", "folded", "How to read this page", Markup().join(map(hint, lines)))
     lead = summary(_headline(results, index)) + reading
     write_page(path, render_page(f"Search in {Path(manifest.root).name}", lead, sections, foot))
-    return len(shown)
+    return len(first)
 
 
 def _headline(results: Sequence[QueryHits], index: Index) -> dict[str, str]:
-    out = {"Images searched": f"{len(index):,}"}
     if len(results) == 1:
-        return {"Best hit": MATCHES[results[0].match], **out}
+        return {"Best hit": MATCHES[results[0].match], "Images searched": f"{len(index):,}"}
     number = Counter(result.match for result in results)
-    in_part = {"Matches in part": f"{number['in part']:,}"} if number["in part"] else {}
-    return {"Queries": f"{len(results):,}", "Sure matches": f"{number['sure']:,}", **in_part, **out}
+    names = {"Sure matches": number["sure"], "Matches in part": number["in part"]}
+    values = {"Queries": len(results)} | names | {"Images searched": len(index)}
+    return {name: f"{value:,}" for name, value in values.items()}
 
 
 def _reading(options: Options, images: bool) -> list[str]:

@@ -7,7 +7,7 @@
         vectors.npy          [R, D] float32, unit length
         tokens.npy, mask.npy [R, L, D] float16 and [R, L] bool, for methods whose score needs tokens
         precomputed-X.npy    instead of tokens: field X of what `Method.precompute` returns, floats as float16
-        null_texts.npy       [R, Q] float16, scores with the calibration texts (calibration_texts.py);
+        null_texts.npy       [R, Q] float16, scores with the calibration texts (calibration.py);
                              also null_sentences.npy and null_spans.npy
         state.json           size and sha256 of each of these, and of itself; "pages": crc32 of each page
       calibration/00000000/  texts.json: the calibration texts; null_texts-X.npy: field X of them encoded

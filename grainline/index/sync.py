@@ -6,7 +6,7 @@ same command is run again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -19,14 +19,12 @@ from grainline.errors import UserError, checked, path_of
 from grainline.files import LOCK, Corrupt, one_writer, temporary_path, writing
 from grainline.hub import fingerprint
 from grainline.index import store
-from grainline.index.calibration_texts import (
+from grainline.index.calibration import (
     encode_calibration,
     gather_texts,
-    with_image_scores,
     write_calibration,
 )
 from grainline.index.image_files import (
-    ImageFile,
     expand_paths,
     images_below,
     paths_below,
@@ -38,8 +36,7 @@ from grainline.index.image_files import (
 from grainline.index.writer import CHUNK, NewImage, Writer, square
 from grainline.loading import load
 from grainline.model import Model
-
-Progress = Callable[[int, int], None]  # images done, images in all
+from grainline.progress import Progress
 
 
 class Report(NamedTuple):
@@ -88,9 +85,7 @@ def build(
         if fresh:
             path = str(Path(path).resolve()) if path and Path(path).exists() else path  # or a name of the hub
             model_id = store.ModelId(path, model.description.method, fingerprint(model))
-            texts = gather_texts(calibration_texts, model.run)
-            encoded = encode_calibration(model, texts)
-            texts = with_image_scores(model, texts, encoded)
+            texts, encoded = encode_calibration(model, gather_texts(calibration_texts, model.run))
             with writing(folder, store.AGAIN):
                 part = write_calibration(folder / store.CALIBRATION / f"{0:08d}", texts, encoded)
                 store.write_manifest(folder, store.Manifest(model_id, str(root), part))
@@ -204,15 +199,15 @@ class Update:
             remarks=remarks,
         )
 
-    def _needs_reading(self, path: str, full: bool) -> ImageFile | None:
-        """The file, if it has to be read."""
+    def _needs_reading(self, path: str, full: bool) -> store.Row | None:
+        """The row of a file that has to be read, else None."""
         try:
             file = stat_image(self.root, path)
         except CorruptSample as error:
             self.failed.append((error.cause, path))  # its row stays: the disk may come back
             return None
         known = self.writer.row(path) or self.writer.corrupt.get(path)
-        if full or known is None or file != ImageFile(path, known.size, known.mtime_ns):
+        if full or known is None or (file.size, file.mtime_ns) != (known.size, known.mtime_ns):
             return file
         if not isinstance(known, store.CorruptImage):
             self.counts["unchanged"] += 1
@@ -222,7 +217,7 @@ class Update:
             self.failed.append((known.cause, path))
         return None
 
-    def _commit(self, files: Sequence[ImageFile]) -> None:
+    def _commit(self, files: Sequence[store.Row]) -> None:
         """Read files and commit their new rows and corrupt images."""
         new: list[NewImage] = []
         corrupt: list[store.CorruptImage] = []

@@ -15,7 +15,7 @@ from PIL import Image
 from grainline.errors import UserError
 from grainline.files import Corrupt, writing
 from grainline.index import store
-from grainline.index.calibration_texts import read_encoded
+from grainline.index.calibration import read_encoded
 from grainline.index.candidates import update_inverted
 from grainline.index.reader import model_of, read_parts
 from grainline.model import Model

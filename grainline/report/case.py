@@ -58,11 +58,6 @@ class SentenceScore(NamedTuple):
         return VERDICTS[self.verdict]
 
     @property
-    def words(self) -> str:
-        """The score in words."""
-        return self.place or f"score {self.score:.3f}"
-
-    @property
     def marked(self) -> Markup | str:
         """The text, the words marked that `other` lacks."""
         return marked(self.text, self.other)[0] if self.other else self.text
@@ -170,11 +165,6 @@ class Panel(NamedTuple):
     alt: str = ""  # alternative text; "": the text above and below
     right: bool | None = None  # whether it is the right one, where that is the question
 
-    @property
-    def alternative(self) -> str:
-        """Alternative text."""
-        return self.alt or f"{self.words}, {self.below}".rstrip(", ")
-
 
 class Row(NamedTuple):
     """Panels side by side, or texts one below the other, and paragraphs above them."""
@@ -220,10 +210,7 @@ class CaseList(NamedTuple):
 
 
 def cases_html(cases: Sequence[Case], name: str) -> Markup:
-    """Cases one below the other.
-
-    name  of their radio buttons, letters and digits: another one for each list on a page
-    """
+    """Cases one below the other. name: of their radio buttons, another one for each list on a page"""
     return render("case.html", cases=cases, name=name)
 
 

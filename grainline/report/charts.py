@@ -184,29 +184,28 @@ SUBTEXT_RULES = (
 )
 
 
-class SubtextScores(NamedTuple):
-    """An image, its subtexts, and their scores."""
+def subtext_case(
+    image: Image.Image | MissingImage,
+    name: str,
+    subtexts: Sequence[str],
+    scores: Sequence[float],
+    cut: Sequence[bool],
+    rho: float,
+) -> Case:
+    """Image and chart side by side, and below them a table of the words that each subtext adds.
 
-    image: Image.Image | MissingImage
-    name: str
-    subtexts: Sequence[str]  # [K]
-    scores: Sequence[float]  # [K]
-    cut: Sequence[bool]  # [K] the subtext is longer than the model reads
-    rho: float
-
-
-def subtext_case(one: SubtextScores) -> Case:
-    """Image and chart side by side, and below them a table of the words that each subtext adds."""
+    cut  whether each subtext is longer than the model reads
+    """
     rows = []
-    for i, text in enumerate(added(one.subtexts)):
-        notes = ["cut"] * bool(one.cut[i]) + ["tie"] * (i > 0 and one.scores[i] == one.scores[i - 1])
-        score = Markup("{:.4f} <small>{}</small>").format(one.scores[i], ", ".join(notes))
+    for i, text in enumerate(added(subtexts)):
+        notes = ["cut"] * bool(cut[i]) + ["tie"] * (i > 0 and scores[i] == scores[i - 1])
+        score = Markup("{:.4f} <small>{}</small>").format(scores[i], ", ".join(notes))
         rows.append((str(i + 1), text, score))
     head = ("", "added", "score")
     table = Table("What each subtext adds, and the score of all up to it", head, rows, words=(1,))
-    series = [Series(f"rho {one.rho:.2f}", range(1, len(rows) + 1), one.scores)]
+    series = [Series(f"rho {rho:.2f}", range(1, len(rows) + 1), scores)]
     chart = line_chart(Chart("Score by subtexts read", "subtext", "score", series, whole=True))
-    return Case(one.name, image=one.image, alt=f"image {one.name}", chart=chart, table=table)
+    return Case(name, image=image, alt=f"image {name}", chart=chart, table=table)
 
 
 def added(subtexts: Sequence[str]) -> list[str]:

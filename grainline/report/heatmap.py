@@ -52,11 +52,10 @@ def colours(heat: np.ndarray, limit: float, floor: float = 0.0) -> np.ndarray:
 def overlay(
     image: Image.Image, heat: np.ndarray, limit: float | None = None, floor: float = 0.0
 ) -> Image.Image:
-    """The image with the heat laid over it in colour: RGB, of the size of the image.
+    """The image with heat laid over it in colour, RGB. Give the same limit to maps that are compared.
 
     heat   [H, W] signed, H and W those of the image
-    limit  end of the symmetric range; None: the largest size in this map. Give the same limit to maps that
-           are compared with each other
+    limit  end of the symmetric range; None: the largest size in this map
     floor  the size up to which there is no colour
     """
     heat = np.asarray(heat, np.float64)
@@ -101,10 +100,7 @@ def _rim(box: Box, size: tuple[int, int], inset: int = 0) -> np.ndarray:
 
 
 def outlined(image: Image.Image, mask: np.ndarray) -> Image.Image:
-    """The image in RGB with a line around a mask: a pixel of black inside, a pixel of white outside.
-
-    mask  [H, W] bool, H and W those of the image
-    """
+    """The image in RGB with a line around a mask [H, W]: a pixel of black inside, one of white outside."""
     assert mask.shape == (image.height, image.width), (mask.shape, image.size)
     pixels = np.array(image.convert("RGB"))
     pixels[mask & ~_shrunk(mask)] = 0
@@ -127,10 +123,7 @@ def _shrunk(mask: np.ndarray) -> np.ndarray:
 
 
 def scale_bar(width: int = 120, height: int = 10, floor: float = 0.0) -> Image.Image:
-    """The colour scale from minus the limit to the limit, over white: RGB of the given size.
-
-    floor  the share of the limit up to which there is no colour
-    """
+    """The colour scale from minus the limit to the limit, over white. floor: the share without colour"""
     ramp = np.tile(np.linspace(-1, 1, width), (height, 1))
     return overlay(Image.new("RGB", (width, height), "white"), ramp, 1.0, floor)
 
@@ -174,11 +167,7 @@ def borders(label: np.ndarray, width: int) -> np.ndarray:
 
 
 def mean_colours(pixels: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Every pixel in the mean colour of its segment: [H, W, 3] uint8
-
-    pixels  [H, W, 3] uint8
-    label   [H, W] integers
-    """
+    """Every pixel [H, W, 3] uint8 in the mean colour of its segment. label: [H, W] integers"""
     _, place, number = np.unique(label, return_inverse=True, return_counts=True)
     flat = pixels.reshape(-1, 3).astype(np.float64)
     total = np.stack([np.bincount(place.ravel(), weights=flat[:, c]) for c in range(3)], axis=1)
@@ -232,15 +221,11 @@ def selected_patches(image: Image.Image, mask: np.ndarray, side: int) -> Image.I
 
 
 def shares(image: Image.Image, share: np.ndarray, limit: float, side: int) -> Image.Image:
-    """The image with shares of patches in orange, and a frame around the greatest one.
-
-    share  [G, G] >= 0; limit: the share that has the full colour
-    """
+    """The image with shares [G, G] of patches in orange, up to a limit, and a frame around the greatest."""
     canvas = overlay(Image.fromarray(scaled_pixels(image, side)), enlarged(share, side), limit)
     if not share.any():
         return canvas
-    row, column = np.unravel_index(share.argmax(), share.shape)
-    where = enlarged(np.arange(share.size).reshape(share.shape), side) == row * share.shape[1] + column
+    where = enlarged(np.arange(share.size).reshape(share.shape), side) == share.argmax()
     rows, columns = where.any(1).nonzero()[0], where.any(0).nonzero()[0]
     return framed(canvas, (float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)))
 

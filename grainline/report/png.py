@@ -59,8 +59,8 @@ class Sheet:
 
     def write(self, left: float, foot: float, text: str, size: float = 7.5, **more: Any) -> None:
         """Words, the last line of which stands on `foot`; `more` as matplotlib has it."""
-        at: dict[str, Any] = {"va": "bottom", "color": INK, "linespacing": 1.2, "parse_math": False} | more
-        self.figure.text(left / self.wide, 1 - foot / self.tall, text, fontsize=size, **at)
+        style: dict[str, Any] = {"va": "bottom", "color": INK, "linespacing": 1.2, "parse_math": False} | more
+        self.figure.text(left / self.wide, 1 - foot / self.tall, text, fontsize=size, **style)
 
     def save(self, path: str | Path) -> None:
         """Write the figure, whole or not at all. Raises UserError if the place cannot be written."""

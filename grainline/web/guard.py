@@ -158,8 +158,7 @@ def local(host: str) -> bool:
 def is_own_name(name: str, host: str) -> bool:
     """Whether a name in the Host header means a server that listens at `host`.
 
-    On the own machine: its loopback names. Elsewhere also every IP address, which cannot be rebound, the
-    name that was given, and the name of the machine.
+    Where other machines can reach it, every IP address does, which cannot be rebound, and the machine's name.
 
     >>> [is_own_name(name, "127.0.0.1") for name in ("localhost", "127.0.0.1", "192.168.0.7", "evil.example")]
     [True, True, False, False]
@@ -237,7 +236,7 @@ class Guard:
     """ASGI middleware that checks requests and reads their bodies."""
 
     def __init__(self, app: ASGIApp, limits: Limits, host: str) -> None:
-        """host  where the server listens"""
+        """host: where the server listens"""
         self.app, self.limits, self.host = app, limits, host
         self.requests, self.bytes = Pool(REQUESTS, limits.share), Pool(BUFFERED, limits.share)
 
@@ -249,11 +248,16 @@ class Guard:
         send = _with_headers(send, scope["path"], sent)
         client = client_of(scope, self.limits.behind_proxy)
         runs = scope["path"] != HEALTH and self.requests.take(client)
-        sizes: list[int] = []
+        pieces: list[bytes] = []
         try:
             self._admit(scope, runs)
-            body = await self._body(scope, receive, client, sizes)
-            await self.app(scope, _replayed(body, receive), send)
+            await self._read(scope, receive, client, pieces)
+            body = [b"".join(pieces)]
+
+            async def replayed() -> Message:
+                return {"type": "http.request", "body": body.pop()} if body else await receive()
+
+            await self.app(scope, replayed, send)
         except HTTPException as error:
             await error_response(error.status_code, error.detail)(scope, receive, send)
         except asyncio.CancelledError:  # the time of the server at its end is over
@@ -268,7 +272,7 @@ class Guard:
         finally:
             if runs:
                 self.requests.give(client)
-            self.bytes.give(client, sum(sizes))
+            self.bytes.give(client, sum(map(len, pieces)))
 
     def _admit(self, scope: Scope, runs: bool) -> None:
         """Raises HTTPException. runs: whether the request is among those that may run"""
@@ -285,29 +289,26 @@ class Guard:
             if headers.get("content-type", "").partition(";")[0].strip().lower() != expected:
                 raise HTTPException(415, f"the content type must be {expected}")
 
-    async def _body(self, scope: Scope, receive: Receive, client: str, sizes: list[int]) -> bytes:
-        """The whole body. sizes: gets the number of bytes of every piece. Raises HTTPException."""
+    async def _read(self, scope: Scope, receive: Receive, client: str, pieces: list[bytes]) -> None:
+        """Read the whole body into a list. Raises HTTPException."""
         most = IMAGE if scope["path"] == UPLOAD else BODY
         too_large = HTTPException(413, f"the request is too large; at most {most:,} bytes are allowed")
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdecimal() or int(length) > most:
             raise too_large
-        pieces = []
+        message: Message = {"more_body": True}
         try:
             async with asyncio.timeout(SENDING):
-                while True:
+                while message.get("more_body", False):
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise HTTPException(400, "the request was broken off")
                     piece = message.get("body", b"")
-                    if sum(sizes) + len(piece) > most:
+                    if sum(map(len, pieces)) + len(piece) > most:
                         raise too_large
                     if not self.bytes.take(client, len(piece)):
                         raise HTTPException(503, "too much is being sent at a time; try again in a moment")
                     pieces.append(piece)
-                    sizes.append(len(piece))
-                    if not message.get("more_body", False):
-                        return b"".join(pieces)
         except TimeoutError:
             raise HTTPException(408, f"the request was not sent within {SENDING:g} s") from None
 
@@ -321,7 +322,7 @@ def _same_site(headers: Headers) -> bool:
 
 
 def _with_headers(send: Send, path: str, kinds: list[str]) -> Send:
-    """kinds: gets the type of every message that is sent"""
+    """A `send` that adds HEADERS. kinds: gets the type of every message"""
 
     async def sent(message: Message) -> None:
         kinds.append(message["type"])
@@ -332,12 +333,3 @@ def _with_headers(send: Send, path: str, kinds: list[str]) -> Send:
         await send(message)
 
     return sent
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def next_message() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return next_message

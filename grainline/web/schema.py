@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
 
 from grainline.index.search import Match, QueryHits, Verdict, as_json
 from grainline.index.store import Row
@@ -17,13 +17,7 @@ DIGITS = 24  # hexadecimal digits of an image's name
 LEVELS = 127  # of heat, each way
 
 
-def _query_text(text: str) -> str:
-    if not text.strip():
-        raise ValueError("a search needs a text; this one is empty")
-    return text
-
-
-QueryText = Annotated[str, Field(max_length=CHARACTERS), AfterValidator(_query_text)]
+QueryText = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=CHARACTERS)]
 Number = Annotated[int, Field(ge=1, le=HITS, description="How many images.")]
 Name = Annotated[
     str,
@@ -32,36 +26,18 @@ Name = Annotated[
 ]
 
 
-class StrictModel(BaseModel):
-    """A request without unknown fields."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class TextQuery(StrictModel):
+class TextQuery(BaseModel, extra="forbid"):
     """A description, in one or many sentences."""
 
     text: QueryText
     k: Number = 12
 
 
-class HeatQuery(StrictModel):
+class HeatQuery(BaseModel, extra="forbid"):
     """An image of an answer, and the text that found it."""
 
     image: Name
     text: QueryText
-
-
-class TextOnly(StrictModel):
-    """A text to split into sentences."""
-
-    text: Annotated[str, Field(max_length=CHARACTERS)]
-
-
-class Sentences(BaseModel):
-    """A text, cut into sentences."""
-
-    sentences: list[str]
 
 
 class SentenceOut(BaseModel):

@@ -15,14 +15,14 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import uvicorn
 from anyio import CapacityLimiter, to_thread
-from fastapi import FastAPI, File, Form, Query, Request, UploadFile
+from fastapi import Body, FastAPI, File, Form, Query, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -30,7 +30,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from grainline import __version__
-from grainline.config import plain
+from grainline.config import parse, plain
 from grainline.data.captions import sentences
 from grainline.data.decode import MAX_PIXELS
 from grainline.data.record import CorruptSample
@@ -176,10 +176,12 @@ class Server:
         headers = {"Cache-Control": "private, max-age=86400, immutable"}  # the name is that of the bytes
         return Response(body, media_type="image/jpeg", headers=headers)
 
-    async def split(self, query: schema.TextOnly) -> schema.Sentences:
+    async def split(
+        self, text: Annotated[str, Body(embed=True, max_length=schema.CHARACTERS)]
+    ) -> dict[Literal["sentences"], list[str]]:
         """The sentences of a text, as the search takes them."""
-        parts = await to_thread.run_sync(sentences, query.text, limiter=self.splitter)
-        return schema.Sentences(sentences=[sentence.text for sentence in parts])
+        parts = await to_thread.run_sync(sentences, text, limiter=self.splitter)
+        return {"sentences": [sentence.text for sentence in parts]}
 
     def index(self) -> schema.IndexOut:
         """The index, and the limits of the server."""
@@ -263,17 +265,25 @@ def program(server: Server) -> uvicorn.Server:
 
 
 def serve(
-    folder: Path, model: str | Model | None, host: str, port: int, limits: Limits, *, browser: bool = False
+    folder: Path,
+    model: str | Model | None,
+    host: str,
+    port: int,
+    limits: Mapping[str, Any] | None = None,
+    *,
+    browser: bool = False,
 ) -> None:
     """Serve an index until Ctrl-C, with a short line for each search.
 
+    limits   fields of `Limits`
     browser  open the page
 
     UserError where the index cannot be opened, or the address not used.
     """
+    allowed = parse(Limits, dict(limits or {}), "the options")
     openable(FILES)
     with listening(host, port) as listener:  # before the model is loaded, which takes longer
-        server = Server(Engine(folder, model), limits, host)
+        server = Server(Engine(folder, model), allowed, host)
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}/"
         print(f"serving {folder} at {address} (Ctrl-C ends it)", flush=True)

@@ -38,7 +38,7 @@ from grainline.evaluation.suite import (
 )
 from grainline.model import Model
 from grainline.report.case import CaseList
-from grainline.report.charts import SUBTEXT_RULES, SubtextScores, subtext_case
+from grainline.report.charts import SUBTEXT_RULES, subtext_case
 from grainline.types import Encoded, rows
 
 HALVES, THIRDS, EACH = "HiMo@2", "HiMo@3", "HiMo@K"
@@ -103,7 +103,7 @@ class MonotonicitySuite(Suite):
             i = long[k]
             texts = [subtexts.strings[t] for t in subtexts.sequences[EACH][i]]
             image, key = evaluation.image(i), evaluation.data.keys[i]
-            cases.append(subtext_case(SubtextScores(image, key, texts, scores[i], queries["cut"][i], rho[k])))
+            cases.append(subtext_case(image, key, texts, scores[i], queries["cut"][i], rho[k]))
         hint = f"Evenly spaced from the worst {EACH} to the best. {SUBTEXT_RULES}"
         return [CaseList("Score by subtexts", f"{hint} {evaluation.crop_sentence()}", cases)]
 
