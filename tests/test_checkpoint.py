@@ -601,18 +601,6 @@ def test_a_failure_at_any_point_of_a_save_leaves_the_last_good_checkpoint(
     assert points >= 14, "three tensor files, the state, two folders and the rename were all made to fail"
 
 
-@pytest.mark.parametrize("broken", [False, True], ids=["once", "from then on"])
-def test_a_failure_while_a_step_is_saved_again_keeps_one_of_the_two(tmp_path: Path, broken: bool) -> None:
-    method, optimizer = trained(tmp_path, 1)
-
-    def check(text: str | None) -> None:
-        last = latest(tmp_path)
-        assert last is not None, text
-        verify(last)
-
-    assert failures(broken, lambda: save(tmp_path, method, optimizer, at(1), keep=9), check) >= 15
-
-
 def test_without_any_good_checkpoint_the_message_does_not_promise_one(tmp_path: Path) -> None:
     method, optimizer = fresh()
     (tmp_path / "checkpoints").write_text("a file where the folder should be")

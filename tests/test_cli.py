@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 
 import grainline
 from grainline.cli.main import app
-from grainline.cli.options import QUIET, next_step
 from grainline.recipes import about, is_ablation, names
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train as train_recipe
@@ -102,8 +101,6 @@ def test_a_push_without_a_model_a_name_or_results_says_so(
             "unknown field 'train.stesp'; allowed here: max_steps, global_batch_size, optimizer,",
         ),
         ("train.max_steps=soon", "field 'train.max_steps' is 'soon': it must be a valid integer"),
-        ("train.global_batch_size=0", "field 'train.global_batch_size' is 0: it must be greater than 0"),
-        ("train.precision=fp8", "field 'train.precision' is 'fp8': it must be 'auto', 'fp32' or 'bf16'"),
         ("method=clop", "unknown method 'clop' (did you mean clip?); allowed are clip, siglip"),
         ("model.image.name=XXL/14", "allowed are toy, Mi, Ti, S, B, L, a slash and the patch side"),
         ("train.grad_accum=3", "batch 8 is not a multiple of grad_accum 3"),
@@ -111,22 +108,13 @@ def test_a_push_without_a_model_a_name_or_results_says_so(
         ("data.tokenizer=./no/such", "no tokenizer at ./no/such"),
         ("model.text.vocab=300", "vocab is 300; a trained tokenizer needs"),
         ("train.global_batch_size=64", "train.global_batch_size 64 is more than the 36 images of the data"),
-        ("data.crop.scale=[0.5,2]", "must be two numbers in order, above 0 and at most 1"),
-        ("data.crop.ratio=[2,1]", "must be two numbers in order, above 0 and at most 100"),
-        ("data.texts={foils: 1, captions: first}", "needs per_image above 1"),
-        ("data.texts.per_image=1000000", "texts; at most 1,000 are allowed"),
         ("train.validate_every=2", "data.validation names no source to measure on"),
-        ("data.validation=[scenes]", "train.validate_every is 0; set it to a number of steps"),
         ("data.paths=[]", "no data to train on; give --data PATH..."),
         (
             "train.global_batch_size=1",
             "train.global_batch_size 1 with train.grad_accum 1 leaves a contrastive loss one image",
         ),
         ("data.workers=1000", "data.workers is 1000; with the "),
-        (
-            "model.text.vocab=1e11",
-            "'model.text.vocab' is 100000000000.0: it must be less than or equal to 10000000",
-        ),
         ("model.text.context=1e14", "this clip is too large for the memory here: lower its sizes"),
     ],
 )
@@ -415,12 +403,6 @@ def test_an_out_folder_that_is_taken_or_cannot_be_made_is_an_error(tmp_path: Pat
         assert "choose another --out" in text
 
 
-def test_scenes_are_not_written_over_others(tmp_path: Path, capsys: Capture) -> None:
-    assert call("data", "scenes", "--out", tmp_path / "tars", "scenes:dev?count=2&size=32") == 0
-    text = complaint(capsys, "data", "scenes", "--out", tmp_path / "tars", "scenes:dev?count=3&size=32")
-    assert "was made from other data" in text
-
-
 # Python
 
 
@@ -490,16 +472,6 @@ def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -
     assert heat.isfinite().all()
     assert model.cropped(images[0]).size == (32, 32)
     assert model.tokenizer.kind == "clip"
-
-
-def test_a_model_encodes_the_same_in_any_batch(trained: Path, tmp_path: Path) -> None:
-    model, images = grainline.load(trained), [photo(tmp_path / f"{i}.png", i) for i in range(5)]
-    texts = ["a cat", "A red circle. " * 40, "two dogs on a beach", "", "one"]
-    encoded = model.encode(texts=texts)
-    whole = model.encode(images=images).vector, encoded.vector
-    assert encoded.truncated.sum() == 1
-    model.batch = 2
-    torch.testing.assert_close((model.encode(images=images).vector, model.encode(texts=texts).vector), whole)
 
 
 # Real processes
@@ -606,20 +578,6 @@ def test_every_option_has_a_help_and_the_default_of_the_function() -> None:
     for name in ("captions", "scoring", "patches", "context", "similarity"):
         assert options[name].default == python[name].default
     assert "FG-CLIP" in options["context"].help
-
-
-def test_the_next_command_is_named_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    next_step("grainline", "serve", "my photos.index")
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    next_step("grainline", "serve", "my photos.index")
-    assert capsys.readouterr().err == "next: grainline serve 'my photos.index'\n"
-    assert call("recipes", "--quiet") == 0
-    next_step("grainline", "serve", "x")
-    assert capsys.readouterr().err == ""
-    QUIET.set(False)
 
 
 def test_the_version_is_printed(capsys: Capture) -> None:

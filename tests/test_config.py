@@ -137,13 +137,6 @@ def test_aliases_merges_and_dates_are_read() -> None:
     assert override({}, ["x=[2020-01-01, 2020-99-99]"]) == {"x": ["2020-01-01", "2020-99-99"]}
 
 
-def test_values_are_shown_as_yaml_writes_them() -> None:
-    assert wrong(Outer, {"steps": None}).startswith("here: field 'steps' is null: ")
-    assert wrong(Outer, {"steps": 1, "inner": True}) == (
-        "here: field 'inner' is true: it must be a valid dictionary or instance of Inner"
-    )
-
-
 # Mistakes
 
 
@@ -172,12 +165,6 @@ def test_a_wrong_type_or_range_is_shown_with_the_value() -> None:
 def test_a_missing_field_is_named_and_unknown_ones_before_it() -> None:
     assert wrong(Outer, {}) == "here: field 'steps' is missing"
     assert wrong(Outer, {"x": 1}) == "here: unknown field 'x'; allowed here: inner, perhaps, many, steps"
-
-
-def test_a_long_value_is_shortened() -> None:
-    said = wrong(Outer, {"steps": "x" * 500})
-    assert len(said) < 200
-    assert "xxx..." in said
 
 
 CLASSES = {"inner": f"{__name__}:Inner", "own": "grainline.config:Config"}
@@ -346,8 +333,6 @@ def test_mistakes_in_a_schedule_say_what_its_kind_allows(tmp_path: Path) -> None
     said = mistake(tmp_path, f"{schedule}={{kind: cosine, milestones: [3]}}")
     assert "unknown field 'train.optimizer.schedule.milestones'" in said
     assert said.endswith("allowed here: kind, warmup, final, first, over")
-    said = mistake(tmp_path, "train.optimizer.rules=[{pattern: .*, schedule: {kind: step, warm: 3}}]")
-    assert said.endswith("allowed here: kind, warmup, milestones, factor")
     said = mistake(tmp_path, f"{schedule}.kind=linear")
     assert said.endswith(
         f"field '{schedule}': Input tag 'linear' found using 'kind' does not match any of the expected tags:"

@@ -213,18 +213,6 @@ def test_a_terminal_and_a_notebook_show_a_bar_that_ends_full_without_a_thread(
     assert "\rvalidation: better\n" in re.sub(" +\r", "\r", text)
 
 
-def test_the_time_left_follows_the_speed_since_this_process_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    console = Console(file=io.StringIO())
-    with Log(tmp_path, LogConfig(plain_every=0), 100, step=40, console=console, lines=0) as log:
-        now[0] += 30.0
-        log.progress(50, {}, 0.0)  # 10 steps in 30 s, so 50 more take 150 s
-    assert console.file.getvalue().rstrip().endswith("ETA 0:02:30")  # type: ignore[attr-defined]
-
-
 # TensorBoard
 
 

@@ -17,7 +17,6 @@ from grainline.cli.options import (
     check_sources,
     check_suite,
     from_signature,
-    next_step,
 )
 from grainline.errors import UserError
 from grainline.progress import progress
@@ -72,11 +71,6 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     print(as_text(result))
     for path in filter(None, (settings["json"], settings["html"])):
         print(f"written: {path}")
-    more = ["--data", *(data or ()), "--suite", suite]
-    if model is not None and settings["json"] is not None:
-        next_step("grainline", "evaluate", "ANOTHER_MODEL", *more, "--compare-to", settings["json"])
-    elif model is not None:
-        next_step("grainline", "evaluate", model, *more, "--html", "out.html")
 
 
 @from_signature()

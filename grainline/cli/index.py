@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from grainline.cli.options import HELP, check_model, from_signature, next_step
+from grainline.cli.options import HELP, check_model, from_signature
 from grainline.errors import UserError, amount, escape_controls
 from grainline.progress import progress
 
@@ -46,7 +46,6 @@ def build(images: str, *, model: str, out: Path, **settings: Any) -> None:
     with progress("indexing") as step:
         report = run(images, out, model=model, **settings, progress=step)
     print_report(out, report, time.monotonic() - started)
-    next_step("grainline", "search", out, "what you are looking for", "--open")
 
 
 @index.command()
@@ -140,8 +139,6 @@ def search(  # noqa: PLR0913 - each is an option of the command
         note = f", the first {written} of {len(results)} queries" if written < len(results) else ""
         _say(f"written: {page}{note}")
         _open(page, show)
-    else:
-        next_step("grainline", "serve", folder)
 
 
 def _print_hits(results: Any, image_index: Any) -> None:

@@ -16,7 +16,6 @@ from grainline.cli.data import data
 from grainline.cli.options import (
     DATA,
     HELP,
-    QUIET,
     SEARCH,
     START,
     TRAIN,
@@ -27,7 +26,6 @@ from grainline.cli.options import (
     check_recipe,
     check_sources,
     from_signature,
-    next_step,
 )
 from grainline.cli.photos import photos
 from grainline.errors import UserError, escape_controls, path_of
@@ -42,7 +40,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-SWITCHES = ("--quiet", "-q", "--trust-code")  # taken behind the command too
+SWITCHES = ("--trust-code",)  # taken behind the command too
 VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors", "--results")
 
 
@@ -53,11 +51,9 @@ def top(
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Import classes outside grainline that a model names.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help='Print no line "next:".')] = False,
 ) -> None:
     from grainline.config import trusting
 
-    QUIET.set(quiet)
     context.with_resource(trusting(sys.argv, everything=trust_code))
     if version:
         print(f"grainline {__version__}")
@@ -74,7 +70,6 @@ def demo(
     from grainline.training.demo import demo as run
 
     run(out, changes or [])
-    next_step("grainline", "evaluate", out, "--data", "scenes:dev?count=500", "--suite", "probes")
     print(
         'On photographs: pip install "grainline[starter]" -c constraints.txt && '
         "grainline train photos/starter --data photos/ --out runs/starter"
@@ -139,7 +134,6 @@ def train(
     last = run(recipe, out, data=data, validation=validation, changes=changes or (), **settings)
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
-        next_step("grainline", "evaluate", out or recipe, "--data", *(validation or ["OTHER_DATA"]))
 
 
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --data photos/ --html x.html")(
@@ -250,8 +244,8 @@ def _run(arguments: list[str]) -> Any:
 def _switches_first(arguments: list[str]) -> list[str]:
     """Switches of all commands stand before the command; without any command, help does.
 
-    >>> _switches_first(["encode", "runs/x", "photos/", "-q"]), _switches_first(["--quiet"])
-    (['-q', 'encode', 'runs/x', 'photos/'], ['--quiet', '--help'])
+    >>> _switches_first(["encode", "runs/x", "photos/", "--trust-code"]), _switches_first([])
+    (['--trust-code', 'encode', 'runs/x', 'photos/'], ['--help'])
     """
     first = [argument for argument in arguments if argument in SWITCHES]
     return first + ([argument for argument in arguments if argument not in SWITCHES] or ["--help"])

@@ -1,4 +1,4 @@
-"""Options of commands from the signatures of functions, checks that need no torch, and the line "next:".
+"""Options of commands from the signatures of functions, and checks that need no torch.
 
 The checks report a mistake that can be found without loading torch.
 """
@@ -6,10 +6,7 @@ The checks report a mistake that can be found without loading torch.
 import ast
 import inspect
 import re
-import shlex
-import sys
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from copy import copy
 from functools import cache
 from pathlib import Path
@@ -23,9 +20,6 @@ START, TRAIN, SEARCH, DATA = "First steps", "Train and measure", "Search", "Data
 """Groups of commands in the help."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
-
-QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)
-"""Whether `--quiet` was given: no line "next:"."""
 
 PACKAGE = Path(__file__).parents[1]
 ROW = re.compile(r"^(\w+)  +(\S.*(?:\n +\S.*)*)\n?", re.MULTILINE)
@@ -163,9 +157,3 @@ def check_suite(name: str) -> None:
     from grainline.evaluation import SUITES
 
     class_path(name, "suite", SUITES, "--suite")
-
-
-def next_step(*words: object) -> None:
-    """Say which command comes next, on stderr. Only on a terminal, and not with --quiet."""
-    if sys.stderr.isatty() and not QUIET.get():
-        print(f"next: {shlex.join(str(word) for word in words)}", file=sys.stderr)

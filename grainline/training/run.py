@@ -76,9 +76,6 @@ def train(  # noqa: PLR0913 - keywords that users give by name
         raise UserError("a checkpoint to continue from needs --resume (resume=True) too")
     several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
     with open_recipe(recipe if isinstance(recipe, Recipe) else str(recipe), changes) as opened:
-        if not opened.data.paths:
-            advice = "give --data PATH... (data=PATH in Python), or data.paths in the recipe"
-            raise UserError(f"no data to train on; {advice}")
         return _run(opened, out, resume, checkpoint, tuple(several))
 
 
@@ -103,6 +100,9 @@ def _as_changes(
 
 
 def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callbacks: tuple[Any, ...]) -> Path:
+    if not recipe.data.paths:
+        advice = "give --data PATH... (data=PATH in Python), or data.paths in the recipe"
+        raise UserError(f"no data to train on; {advice}")
     data, descriptions = with_descriptions(recipe.data)
     recipe = recipe.model_copy(update={"data": data})
     data.require_workers()
