@@ -24,7 +24,6 @@ from grainline.cli.options import (
     check_hub_name,
     check_model,
     check_recipe,
-    check_sources,
     from_signature,
 )
 from grainline.cli.photos import photos
@@ -127,8 +126,7 @@ def train(
     """
     if out is None and not Path(recipe).is_dir():
         raise UserError("no folder for the run; give --out FOLDER, or a run with --resume")
-    check_recipe(recipe, changes)
-    check_sources([*(data or ()), *(validation or ())])
+    check_recipe(recipe, changes, [*(data or ()), *(validation or ())])
     from grainline.training.run import train as run
 
     last = run(recipe, out, data=data, validation=validation, changes=changes or (), **settings)

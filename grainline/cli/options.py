@@ -112,12 +112,16 @@ RecipeChanges = Annotated[
 ]
 
 
-def check_recipe(name: str, changes: Sequence[str] | None = None) -> None:
-    """UserError for an unknown recipe, and for a change without a value."""
+def check_recipe(name: str, changes: Sequence[str] | None = None, sources: Sequence[str] = ()) -> None:
+    """UserError for an unknown recipe, for a change without a value, and for data that is not there."""
     from grainline import recipes
+    from grainline.config import override
+    from grainline.data.open_source import takes_images
 
     recipes.find(name)
-    check_changes(changes)
+    override({}, list(changes or ()))
+    for path in sources:
+        takes_images(path)
 
 
 def check_changes(changes: Sequence[str] | None) -> None:

@@ -106,6 +106,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
     data, descriptions = with_descriptions(recipe.data)
     recipe = recipe.model_copy(update={"data": data})
     data.require_workers()
+    settings_notes = recipe.remarks()
     provider = phrase_provider(recipe.data.texts)  # first, because a checkpoint may be gigabytes to download
     with process_group() as device, spare_core(device), run_folder(recipe, out, resume):
         resume_from = None
@@ -119,7 +120,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
             described, model.tokenizer, crop, recipe.data.texts, context=method.context,
             seed=recipe.train.seed, parts=method.parts, chunking=method.chunking, provider=provider,
         )  # fmt: skip
-        notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
+        notes = *remarks(described), *settings_notes, *_announce(train_set, method, device)
         texts = cached_texts(recipe, described, model, device)
         paths = *recipe.data.paths, *recipe.data.validation
         job = Run(
