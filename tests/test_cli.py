@@ -411,34 +411,19 @@ def test_an_out_folder_that_is_taken_or_cannot_be_made_is_an_error(tmp_path: Pat
 
 def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -> None:
     tars, out, vectors = tmp_path / "tars", tmp_path / "run", tmp_path / "vectors"
-    told = ["data", "scenes", "--out", tars, "scenes:train?count=24&size=48", "--samples-per-shard", "10"]
-    assert call(*told) == 0
+    scenes = ["data", "scenes", "--out", tars, "scenes:train?count=24&size=48", "--samples-per-shard", "10"]
+    assert call(*scenes) == 0
     assert "written: 3 tars" in capsys.readouterr().out
     assert call("data", "check", tars) == 0
     assert "24" in capsys.readouterr().out
-    start = [
-        "train",
-        recipe(tmp_path),
-        "--data",
-        tars,
-        "--validation",
-        "scenes:dev?count=4",
-        "scenes:compose?count=4",
-    ]
-    assert call(*start, "--out", out, "--set", "train.max_steps=4", "train.validate_every=2") == 0
+    validation = ["--validation", "scenes:dev?count=4", "scenes:compose?count=4"]
+    start = ["train", recipe(tmp_path), "--data", tars, *validation, "--out", out]
+    assert call(*start, "--set", "train.max_steps=4", "train.validate_every=2") == 0
     capsys.readouterr()
     assert {path.name for path in out.iterdir()} == {
-        "recipe.yaml",
-        "model.json",
-        "tokenizer.json",
-        "tokenizer_meta.json",
-        "log.jsonl",
-        "lock",
-        "report.html",
-        "checkpoints",
-        "best",
-        "last",
-    }
+        "recipe.yaml", "model.json", "tokenizer.json", "tokenizer_meta.json", "log.jsonl", "lock",
+        "report.html", "checkpoints", "best", "last",
+    }  # fmt: skip
     result = tmp_path / "result.json"
     assert call("evaluate", out / "best", "--data", tars, "--json", result) == 0
     said = capsys.readouterr().out
@@ -464,14 +449,8 @@ def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -
     torch.testing.assert_close(model.encode(texts=texts).vector, alone)
     images = [photo(tmp_path / f"{i}.png", i) for i in range(3)]
     encoded = model.encode(images=[images[0], images[1].read_bytes(), Image.open(images[2])])
-    scores = model.score(encoded, texts)
-    assert scores.shape == (3, 2)
-    torch.testing.assert_close(scores, encoded.vector @ alone.T)
-    heat = model.heat(images[0], texts)
-    assert heat.shape == (2, 32, 32)
-    assert heat.isfinite().all()
-    assert model.cropped(images[0]).size == (32, 32)
-    assert model.tokenizer.kind == "clip"
+    torch.testing.assert_close(model.score(encoded, texts), encoded.vector @ alone.T)
+    assert model.heat(images[0], texts).shape == (2, 32, 32)
 
 
 # Real processes

@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from make import TINY
 from runs import call, logged
 from safetensors.torch import load_file
 
-from grainline.config import override, parse
-from grainline.errors import UserError
 from grainline.loading import load
-from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig
-from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.training.inputs import copy_weights
 
 SMALL = (
     "data.paths=[\"scenes:train?count=12\"]", "train.max_steps=2", "train.global_batch_size=6",
@@ -79,21 +73,3 @@ def test_encoders_of_other_sizes_are_refused(
         assert code == 2, err
         assert said in err
         assert "Traceback" not in err
-
-
-def test_what_is_neither_run_nor_checkpoint_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call("train", "clip/patches", "--out", tmp_path / "x", "--set", *SMALL, "init_from=some/name") == 2
-    assert "the Hugging Face hub gave no model of that name" in capsys.readouterr().err
-
-
-def test_every_tensor_that_both_have_is_copied_and_the_others_are_named() -> None:
-    clip = CLIP(parse(CLIPConfig, TINY, "test"))
-    beta = BetaCLIP(parse(BetaCLIPConfig, override(TINY, ["scale=3"]), "test"))
-    new = copy_weights(beta, clip.state_dict(), "x")
-    assert {name.partition(".")[0] for name in new} == {"pool", "pool_scale"}
-    for name, x in clip.state_dict().items():
-        assert torch.equal(beta.state_dict()[name], x)
-    with pytest.raises(UserError, match="has no towers"):
-        copy_weights(beta, {}, "x")

@@ -78,17 +78,6 @@ def test_layers_are_computed_again_with_the_same_noise_and_keep_less(case: str) 
     assert less < 0.5 * full, (less, full)
 
 
-def test_recomputation_inside_chunks_changes_nothing() -> None:
-    plain = tuning.method("clip", noise=0.3)
-    saving = copy.deepcopy(plain)
-    recompute_layers(saving)
-
-    def chunked(*args: Any) -> dict[str, Tensor]:
-        return step(*args, chunk=3)
-
-    assert_same(plain, saving, stepped(plain, chunked), stepped(saving, chunked))
-
-
 def test_a_layer_that_does_not_learn_above_one_that_does_is_computed_again_too() -> None:
     method = tuning.method("clip")
     rules = [

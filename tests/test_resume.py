@@ -357,21 +357,6 @@ def test_resume_into_the_folder_of_another_recipe_names_the_field(
     assert "differs in method" in complaint(capsys, *resume(copy, method="siglip"))
 
 
-def test_a_corrupt_checkpoint_offers_the_one_before_and_that_one_works(
-    copy: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before, path = weights(copy), copy / "checkpoints" / "step-00000006" / MODEL
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 1
-    path.unlink()  # last/ holds the same file by another name
-    path.write_bytes(data)
-    text = complaint(capsys, *resume(copy))
-    assert f"checkpoint {path.parent} is corrupt" in text
-    assert "--resume --checkpoint step-00000004" in text
-    assert call(*resume(copy, "--checkpoint", "step-00000004")) == 0
-    assert weights(copy) == before
-
-
 EXPLODE = "train.optimizer.schedule={kind: step, milestones: [4], factor: 1.0e+30}"
 
 
