@@ -207,8 +207,8 @@ def _data(lines: Sequence[Line], recipe: Recipe, images: int) -> Section:
             "first corrupt files": "; ".join(last["files"]) or "none",
             "texts truncated": f"{last['truncated']:,} of {last['texts']:,}",
         }
-    said = [line for line in lines if line["kind"] in ("note", "corrupt")]
-    texts = [f"step {line['step']:,}: {line['text']}" for line in said]
+    noted = [line for line in lines if line["kind"] in ("note", "corrupt")]
+    texts = [f"step {line['step']:,}: {line['text']}" for line in noted]
     for line in (line for line in lines if line["kind"] == "not finite"):
         terms = ", ".join(f"{name} {_number(value):g}" for name, value in line["terms"].items())
         texts.append(f"step {line['step']:,}: the loss is not finite: {terms}")
