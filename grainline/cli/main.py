@@ -21,9 +21,8 @@ from grainline.cli.options import (
     TRAIN,
     Data,
     RecipeChanges,
-    check_hub_name,
+    check,
     check_model,
-    check_recipe,
     from_signature,
 )
 from grainline.cli.photos import photos
@@ -65,7 +64,7 @@ def demo(
     changes: RecipeChanges = None,
 ) -> None:
     """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
-    check_recipe("maxsim/scenes", changes)
+    check("maxsim/scenes", changes=changes)
     from grainline.training.demo import demo as run
 
     run(out, changes or [])
@@ -126,7 +125,7 @@ def train(
     """
     if out is None and not Path(recipe).is_dir():
         raise UserError("no folder for the run; give --out FOLDER, or a run with --resume")
-    check_recipe(recipe, changes, [*(data or ()), *(validation or ())])
+    check(recipe, changes=changes, sources=[*(data or ()), *(validation or ())])
     from grainline.training.run import train as run
 
     last = run(recipe, out, data=data, validation=validation, changes=changes or (), **settings)
@@ -187,7 +186,10 @@ def push(
     results  for the card: files of `evaluate RUN --json`
     """
     check_model(run)
-    check_hub_name(name)
+    from grainline.config import HUB_NAME
+
+    if HUB_NAME.fullmatch(name) is None:
+        raise UserError(f"{name} is no name of the Hugging Face hub; write it as owner/model")
     from grainline.loading import load
 
     print(load(run, device="cpu").push_to_hub(name, results=results or (), **settings))

@@ -14,8 +14,6 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from grainline.errors import UserError
-
 START, TRAIN, SEARCH, DATA = "First steps", "Train and measure", "Search", "Data and other programs"
 """Groups of commands in the help."""
 
@@ -112,23 +110,25 @@ RecipeChanges = Annotated[
 ]
 
 
-def check_recipe(name: str, changes: Sequence[str] | None = None, sources: Sequence[str] = ()) -> None:
-    """UserError for an unknown recipe, for a change without a value, and for data that is not there."""
+def check(
+    recipe: str | None = None,
+    suite: str | None = None,
+    changes: Sequence[str] | None = None,
+    sources: Sequence[str] | None = None,
+) -> None:
+    """UserError for an unknown name, a `--set` that is no KEY=VALUE, and data that is not there."""
     from grainline import recipes
-    from grainline.config import override
+    from grainline.config import class_path, override
     from grainline.data.open_source import takes_images
+    from grainline.evaluation import SUITES
 
-    recipes.find(name)
+    if recipe is not None:
+        recipes.find(recipe)
+    if suite is not None:
+        class_path(suite, "suite", SUITES, "--suite")
     override({}, list(changes or ()))
-    for path in sources:
+    for path in sources or ():
         takes_images(path)
-
-
-def check_changes(changes: Sequence[str] | None) -> None:
-    """UserError for a `--set` that is no KEY=VALUE."""
-    from grainline.config import override
-
-    override({}, list(changes or ()))
 
 
 def check_model(name: str) -> None:
@@ -137,27 +137,3 @@ def check_model(name: str) -> None:
 
     if not Path(name).exists():
         require_model_name(name)
-
-
-def check_hub_name(name: str) -> None:
-    """UserError for what no model of the Hugging Face hub can have as a name."""
-    from grainline.config import HUB_NAME
-
-    if HUB_NAME.fullmatch(name) is None:
-        raise UserError(f"{name} is no name of the Hugging Face hub; write it as owner/model")
-
-
-def check_sources(paths: Sequence[str] | None) -> None:
-    """UserError for data that is not there, or of no kind that is known."""
-    from grainline.data.open_source import takes_images
-
-    for path in paths or ():
-        takes_images(path)
-
-
-def check_suite(name: str) -> None:
-    """UserError for an unknown suite."""
-    from grainline.config import class_path
-    from grainline.evaluation import SUITES
-
-    class_path(name, "suite", SUITES, "--suite")
