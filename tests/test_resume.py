@@ -310,22 +310,6 @@ def test_a_run_that_fails_after_a_step_stays(tmp_path: Path, capsys: pytest.Capt
     assert "holds a run already" in complaint(capsys, *made, "train.max_steps=1")
 
 
-def test_a_result_says_that_the_run_was_trained_on_its_data(done: Path, tmp_path: Path) -> None:
-    data, other = "scenes:train?count=36", "scenes:dev?count=6"
-    for paths, noted in (
-        ([data], "these data"),
-        (["scenes:train?count=4&size=64"], "these data"),  # the first of the same scenes
-        ([data, other], data),  # one more source hides nothing
-        ([other], ""),
-    ):
-        assert call("evaluate", done, "--data", *paths, "--json", tmp_path / "x.json") == 0
-        notes = json.loads((tmp_path / "x.json").read_text())["notes"]
-        told = [note for note in notes if "was trained on" in note]
-        words = f"the run was trained on {noted}, so the values say nothing about other data"
-        assert told == [words] * bool(noted)
-        assert not any("validation" in note for note in notes)
-
-
 @pytest.mark.parametrize(
     ("trained", "path", "noted"),
     [
