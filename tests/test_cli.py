@@ -355,9 +355,9 @@ def test_a_pairwise_method_goes_the_whole_way_and_says_what_its_vectors_are_for(
         assert call("evaluate", run, "--data", "scenes:dev?count=6", "--suite", suite, "--json", saved) == 0
         assert len(json.loads(saved.read_text())["metrics"]) > 5
     model = grainline.load(run)
-    told = ["A red star. A blue ring stands on the left.", "A red star."]
-    score = model.score([Image.new("RGB", (40, 40), "red")], told)
-    heat = model.heat(Image.new("RGB", (40, 40), "red"), told)
+    sentence = ["A red star. A blue ring stands on the left.", "A red star."]
+    score = model.score([Image.new("RGB", (40, 40), "red")], sentence)
+    heat = model.heat(Image.new("RGB", (40, 40), "red"), sentence)
     assert (score.shape, heat.shape) == ((1, 2), (2, 32, 32))
     assert call("encode", run, "scenes:dev?count=3", "--out", tmp_path / "v") == 0
     assert "maxsim scores pairs by their tokens" in (tmp_path / "v" / "notes.jsonl").read_text()

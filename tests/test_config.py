@@ -240,11 +240,11 @@ def configs() -> list[type[Config]]:
     for module in pkgutil.walk_packages([str(PACKAGE)], "grainline."):
         if not module.name.startswith(("grainline.kernels.", "grainline.__main__")):
             importlib.import_module(module.name)
-    found, below = set[type[Config]](), [Config]
+    actual, below = set[type[Config]](), [Config]
     while below:
-        found |= (more := {cls for one in below for cls in one.__subclasses__()})
+        actual |= (more := {cls for one in below for cls in one.__subclasses__()})
         below = list(more)
-    whole = [cls for cls in found if hasattr(cls, "sizes") or not issubclass(cls, ScratchConfig)]
+    whole = [cls for cls in actual if hasattr(cls, "sizes") or not issubclass(cls, ScratchConfig)]
     return sorted((cls for cls in whole if cls.__module__.startswith("grainline.")), key=str)
 
 
@@ -374,20 +374,20 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_every_recipe_of_the_package_is_whole(
     name: str, small: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    found = read_recipe(name, [])
-    places = [f"model.{side}" for side in ("image", "text") if "pretrained" in found.model[side]]
-    places = ["model"] if found.model.get("pretrained") is not None else places
+    actual = read_recipe(name, [])
+    places = [f"model.{side}" for side in ("image", "text") if "pretrained" in actual.model[side]]
+    places = ["model"] if actual.model.get("pretrained") is not None else places
     if places:  # no network here: a small one of the kind
-        folder = small(FORMS.get(found.method, "groupvit" if found.method == "tgt" else "clip"))
+        folder = small(FORMS.get(actual.method, "groupvit" if actual.method == "tgt" else "clip"))
         started = read_recipe(name, [f"{place}.pretrained={folder}" for place in places])
         method = start(started.description).method()
     else:
         with torch.device("meta"):
-            method = build(found.description)
+            method = build(actual.description)
     assert sum(p.numel() for p in method.parameters()) > 1e5
     assert find(name).read_text().startswith("#"), "says what it is for"
-    write_recipe(tmp_path / "recipe.yaml", found)
-    assert read_recipe(str(tmp_path / "recipe.yaml"), []) == found
+    write_recipe(tmp_path / "recipe.yaml", actual)
+    assert read_recipe(str(tmp_path / "recipe.yaml"), []) == actual
 
 
 # Recipes upon recipes
@@ -405,23 +405,23 @@ def built_upon(folder: Path, **files: str) -> str:
 def test_a_recipe_says_only_what_differs_from_its_base(tmp_path: Path) -> None:
     one = "base: clip.yaml\ntrain: {global_batch_size: 4, optimizer: {rules: [{pattern: a}, {pattern: b}]}}\n"
     two = "base: one.yaml\ntrain: {optimizer: {lr: 0.5, rules: [{pattern: '.*'}]}}\nmodel: {scale: 3.0}\n"
-    found = read_recipe(built_upon(tmp_path, one=one, two=two), ["train.global_batch_size=6"])
-    told = [
+    actual = read_recipe(built_upon(tmp_path, one=one, two=two), ["train.global_batch_size=6"])
+    words = [
         "train.global_batch_size=6",
         "train.optimizer={lr: 0.5, rules: [{pattern: '.*'}]}",
         "model.scale=3.0",
     ]
-    assert found == read_recipe(str(tmp_path / "clip.yaml"), told)
-    write_recipe(tmp_path / "whole.yaml", found)
+    assert actual == read_recipe(str(tmp_path / "clip.yaml"), words)
+    write_recipe(tmp_path / "whole.yaml", actual)
     assert "base" not in (tmp_path / "whole.yaml").read_text()
-    assert read_recipe(str(tmp_path / "whole.yaml"), []) == found
+    assert read_recipe(str(tmp_path / "whole.yaml"), []) == actual
 
 
 def test_a_base_is_a_name_of_the_package_or_a_path_from_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = read_recipe(built_upon(tmp_path, own="base: clip/scenes\ntrain: {global_batch_size: 32}\n"), [])
-    assert found == read_recipe("clip/scenes", ["train.global_batch_size=32"])
+    actual = read_recipe(built_upon(tmp_path, own="base: clip/scenes\ntrain: {global_batch_size: 32}\n"), [])
+    assert actual == read_recipe("clip/scenes", ["train.global_batch_size=32"])
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "own.yaml").write_text("base: ../own.yaml\ntrain: {max_steps: 90}\n")
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -463,10 +463,10 @@ def test_a_recipe_is_the_same_after_writing_and_reading(method: str, tmp_path: P
         "train.optimizer.rules=[{pattern: 'towers\\.text\\..*', schedule: {kind: constant}}, {pattern: .*}]",
         'data.paths=["scenes:train?count=3", "a b/ü.tar", "007"]',
     ]
-    found = read_recipe(recipe(tmp_path, method), changes)
-    write_recipe(tmp_path / "again.yaml", found)
+    actual = read_recipe(recipe(tmp_path, method), changes)
+    write_recipe(tmp_path / "again.yaml", actual)
     again = read_recipe(str(tmp_path / "again.yaml"), [])
-    assert again == found
+    assert again == actual
     assert isinstance(again, Recipe)
     assert again.data.paths == ("scenes:train?count=3", "a b/ü.tar", "007")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -43,14 +43,14 @@ def seen_levels(place: EncoderLayers, call: Any) -> dict[str, int]:
     call()
     for hook in hooks:
         hook.remove()
-    depth, found = len(place.layers), {}
+    depth, actual = len(place.layers), {}
     named = dict(place.encoder.named_parameters(prefix=place.name))
     for level, point in zip((depth + 1, *range(depth, 0, -1)), points, strict=False):
         grads = torch.autograd.grad(point, list(named.values()), retain_graph=True, allow_unused=True)
         for name, grad in zip(named, grads, strict=True):
             if grad is not None:
-                found.setdefault(name, level)
-    return {name: found.get(name, 0) for name in named}
+                actual.setdefault(name, level)
+    return {name: actual.get(name, 0) for name in named}
 
 
 @pytest.mark.parametrize("case", tuning.CASES)
@@ -72,17 +72,20 @@ def test_the_rate_of_a_rule_is_multiplied_for_each_level() -> None:
     method = tuning.method("ours")
     rules = (ParamRule(pattern=r"towers\.text\..*", lr_factor=0.1), ALL)
     groups = param_groups(method, OptimizerConfig(lr=2.0, schedule=Constant(), rules=rules, layer_decay=0.5))
-    found = {name: group["lr"] for group in groups for name in group["names"]}
+    actual = {name: group["lr"] for group in groups for name in group["names"]}
     block = "stack.blocks.{}.attention.to_qkv.weight"
-    assert len(found) == len(list(method.parameters()))
-    assert found["towers.image.stem.weight"] == found["towers.image.class_token"] == 2.0 * 0.5**4
-    assert [found[f"towers.image.{block.format(i)}"] for i in range(3)] == [0.25, 0.5, 1.0]
-    assert [found[f"towers.text.{block.format(i)}"] for i in range(2)] == pytest.approx([0.05, 0.1])
-    assert found["towers.text.words.weight"] == pytest.approx(0.025)
+    assert len(actual) == len(list(method.parameters()))
+    assert actual["towers.image.stem.weight"] == actual["towers.image.class_token"] == 2.0 * 0.5**4
+    assert [actual[f"towers.image.{block.format(i)}"] for i in range(3)] == [0.25, 0.5, 1.0]
+    assert [actual[f"towers.text.{block.format(i)}"] for i in range(2)] == pytest.approx([0.05, 0.1])
+    assert actual["towers.text.words.weight"] == pytest.approx(0.025)
     assert (
-        found["towers.image.norm.bias"] == found["towers.to_image.weight"] == found["scale.log_scale"] == 2.0
+        actual["towers.image.norm.bias"]
+        == actual["towers.to_image.weight"]
+        == actual["scale.log_scale"]
+        == 2.0
     )
-    assert found["towers.text.norm.bias"] == pytest.approx(0.2)
+    assert actual["towers.text.norm.bias"] == pytest.approx(0.2)
     wd = {name: group["weight_decay"] for group in groups for name in group["names"]}
     assert (wd["towers.image.stem.weight"], wd["towers.image.class_token"]) == (0.2, 0.0)
 

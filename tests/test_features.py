@@ -148,12 +148,12 @@ def fingerprint(values: dict[str, Any]) -> str:
 
 
 def test_a_fingerprint_is_that_of_the_image_side_alone(checkpoint: Path, tmp_path: Path) -> None:
-    mine = fingerprint(CLIP | {"image": side(checkpoint)})
+    own = fingerprint(CLIP | {"image": side(checkpoint)})
     copied = shutil.copytree(checkpoint, tmp_path / "copied")
-    assert fingerprint(CLIP | {"image": {"pretrained": str(copied)}, "width": 8}) == mine
+    assert fingerprint(CLIP | {"image": {"pretrained": str(copied)}, "width": 8}) == own
     both = {"pretrained": str(checkpoint), "image": {}, "text": {"context": 10}, "width": 16}
-    assert fingerprint(both) == mine
-    assert fingerprint(CLIP | {"image": side(checkpoint, size=24)}) != mine
+    assert fingerprint(both) == own
+    assert fingerprint(CLIP | {"image": side(checkpoint, size=24)}) != own
     torch.manual_seed(1)
     whole("groupvit", copied)
     model = load_file(copied / "model.safetensors")
@@ -162,7 +162,7 @@ def test_a_fingerprint_is_that_of_the_image_side_alone(checkpoint: Path, tmp_pat
     from safetensors.torch import save_file
 
     save_file(model, copied / "model.safetensors", metadata={"format": "pt"})
-    assert fingerprint(CLIP | {"image": {"pretrained": str(copied)}}) != mine
+    assert fingerprint(CLIP | {"image": {"pretrained": str(copied)}}) != own
 
 
 def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
     image = open_source(SCENES, size=32)[0].image
     listed = Listed([Record("a", image, ("A.",)), Record("b", b"no image", ("B.",)), MISSING_IMAGE])
     transform = EvalTransform(8)
-    found = make_features(
+    actual = make_features(
         listed,
         lambda x: x.float().mean((2, 3))[:, None],
         tmp_path / "f",
@@ -179,7 +179,7 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
         encoder="e",
         row=(1, 3),
     )
-    assert (found.counts, found.skipped) == ({"image": 1}, {"without an image": 2})
+    assert (actual.counts, actual.skipped) == ({"image": 1}, {"without an image": 2})
     kept = CachedFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
     with pytest.raises(CorruptSample) as damaged:
         kept.features(1, Record("b", b"", ()), Random(0))
@@ -243,8 +243,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 def test_chunks_of_features_give_the_gradients_of_all() -> None:
     images, texts = batch()
     method: Any = build("maxsim")
-    seen = method.towers.image_tokens(images)
-    made = torch.cat([seen.pooled[:, None], seen.patches], 1).detach()
+    observed = method.towers.image_tokens(images)
+    made = torch.cat([observed.pooled[:, None], observed.patches], 1).detach()
     kept = images._replace(features=made.half(), pixels=images.pixels[..., :0, :0])
     method.towers.image.requires_grad_(False)
     whole_batch = step(method, images._replace(features=made), texts, CLOCK)
@@ -307,8 +307,8 @@ def looked_up(pair: Path, name: str = "clip") -> tuple[Model, Any, Any, list[lis
     source = open_source(SCENES, size=16)
     data = DataConfig(features="auto", texts=TextsConfig(captions="random"))
     recipe = Recipe(method="clip", model={}, data=data, train=TrainConfig(max_steps=1, global_batch_size=2))
-    found = cached_texts(recipe, source, model, torch.device("cpu"))
-    assert found is not None
+    actual = cached_texts(recipe, source, model, torch.device("cpu"))
+    assert actual is not None
     captions = [*source[0].captions, "A dog in wet sand.", *source[5].captions, "Trees."]
     texts = texts_of(encode_parts(model.tokenizer, captions, model.method.context, 1).ids)
     computed: list[list[int]] = []
@@ -319,19 +319,19 @@ def looked_up(pair: Path, name: str = "clip") -> tuple[Model, Any, Any, list[lis
         return forward(ids, mask)
 
     model.method.towers.text.forward = watched
-    return model, found, texts, computed
+    return model, actual, texts, computed
 
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("name", ["clip", "laps"])  # laps reads words
 def test_a_text_encoder_behind_its_cache_gives_the_same(name: str, pair: Path) -> None:
-    model, found, texts, computed = looked_up(pair, name)
+    model, actual, texts, computed = looked_up(pair, name)
     ids, mask = flat_parts(texts)
     ids, mask = (torch.cat([x, torch.zeros_like(x[:1])]) for x in (ids, mask))  # a row of padding
     tower, method = model.method.towers.text, model.method
     with torch.no_grad():
         exact = tower(ids, mask)
-    found(method)
+    actual(method)
     assert torch.equal(tower(ids, mask).tokens, exact.tokens)  # in evaluation
     computed.clear()
     train_mode(method)
@@ -407,8 +407,8 @@ def test_views_are_the_square_and_crops_that_stay_the_same(pair: Path, cache: Pa
     transform = EvalTransform(16)
     encoder = json.loads((folder / "features.json").read_text())["settings"]["encoder"]
     kind = FEATURES._replace(home=folder)
-    found = CachedFeatures(folder, source, transform, encoder, tokens=False, kind=kind)
-    drawn = [found.features(4, source[4], Random(seed)).numpy() for seed in range(40)]
+    actual = CachedFeatures(folder, source, transform, encoder, tokens=False, kind=kind)
+    drawn = [actual.features(4, source[4], Random(seed)).numpy() for seed in range(40)]
     which = [next(v for v in range(3) if (rows[12 + v, :1] == one).all()) for one in drawn]
     assert which == [int(Random(seed).random() * 3) for seed in range(40)]
     assert set(which) == {0, 1, 2}

@@ -131,18 +131,18 @@ def test_a_converted_run_has_the_same_cosines_in_the_library(
     moved = re.search(r"vectors of images moved by (\S+), of texts by (\S+)\)", capsys.readouterr().out)
     assert moved is not None
     assert max(map(float, moved.groups())) < 1e-6
-    model, mine = AutoModel.from_pretrained(tmp_path / "theirs").eval(), load(out)
+    model, ours = AutoModel.from_pretrained(tmp_path / "theirs").eval(), load(out)
     texts = ["a red dog", "the old green tree and then a house"]
     if (
-        out.parent and mine.description.method != "siglip"
+        out.parent and ours.description.method != "siglip"
     ):  # AutoTokenizer knows no CLIP-shaped one of a SigLIP
         read = AutoTokenizer.from_pretrained(tmp_path / "theirs")
-        assert read(texts)["input_ids"] == mine.tokenizer.encode(texts, 48).ids
-    ids = mine.tokenizer.encode(texts, 48).ids
-    pad, context = model.config.text_config.pad_token_id, mine.method.context
+        assert read(texts)["input_ids"] == ours.tokenizer.encode(texts, 48).ids
+    ids = ours.tokenizer.encode(texts, 48).ids
+    pad, context = model.config.text_config.pad_token_id, ours.method.context
     padded = torch.tensor([row + [pad] * (context - len(row)) for row in ids])
     pixels = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
-    encoder: Any = mine.method.get_submodule("towers.image")
+    encoder: Any = ours.method.get_submodule("towers.image")
     normal = (pixels / 255 - encoder.mean) / encoder.spread
     images = model.get_image_features(pixel_values=normal).pooler_output
     read_texts = model.get_text_features(input_ids=padded).pooler_output
@@ -150,10 +150,10 @@ def test_a_converted_run_has_the_same_cosines_in_the_library(
     from PIL import Image
 
     shown = [Image.fromarray(x.permute(1, 2, 0).numpy()) for x in pixels]
-    torch.testing.assert_close(mine.score(shown, texts), theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.score(shown, texts), theirs, rtol=0, atol=1e-5)
     again: Any = load(tmp_path / "theirs")
-    torch.testing.assert_close(again.score(shown, texts), mine.score(shown, texts), rtol=0, atol=1e-6)
-    assert again.tokenizer.to_json() == mine.tokenizer.to_json()
+    torch.testing.assert_close(again.score(shown, texts), ours.score(shown, texts), rtol=0, atol=1e-6)
+    assert again.tokenizer.to_json() == ours.tokenizer.to_json()
 
 
 # Convert
@@ -271,9 +271,9 @@ def test_the_summaries_of_a_flair_on_a_clip_are_written_as_one(tmp_path: Path, c
     torch.nn.init.normal_(model.method.towers.to_text.weight)
     run, out = saved(model, tmp_path / "run"), tmp_path / "out"
     assert call("convert", run, out, "--scoring", "vectors") == 0
-    told = ["a red circle", "a blue square above it"]
-    wanted = load(run, device="cpu", scoring="vectors").encode(texts=told).vector
-    torch.testing.assert_close(load(out, device="cpu").encode(texts=told).vector, wanted, rtol=0, atol=1e-5)
+    words = ["a red circle", "a blue square above it"]
+    wanted = load(run, device="cpu", scoring="vectors").encode(texts=words).vector
+    torch.testing.assert_close(load(out, device="cpu").encode(texts=words).vector, wanted, rtol=0, atol=1e-5)
     said = complaint(capsys, "convert", out, tmp_path / "again", "--scoring", "vectors")
     assert f"{out} is no run and has one way to score" in said
 

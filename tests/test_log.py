@@ -219,12 +219,12 @@ def test_a_terminal_and_a_notebook_show_a_bar_that_ends_full_without_a_thread(
 def scalars(folder: Path) -> list[tuple[str, int, float]]:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-    found = []
+    actual = []
     for file in sorted(folder.iterdir()):
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
-                found.append((value.tag, event.step, value.tensor.float_val[0]))
-    return found
+                actual.append((value.tag, event.step, value.tensor.float_val[0]))
+    return actual
 
 
 def test_tensorboard_gets_every_finite_number_under_its_kind_and_name(tmp_path: Path) -> None:

@@ -191,9 +191,9 @@ def test_a_plain_method_reads_adapters_as_a_part_of_its_weights(case: str, tmp_p
     for a, b, c in zip(encoded(method), encoded(plain), encoded(before), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
         assert not torch.allclose(a, c, atol=1e-3), "else the adapters did nothing"
-    found = load_file(tmp_path / "x.safetensors")
-    adapters = {name for name in found if ".lora_A." in name or ".lora_B." in name}
-    assert found.keys() - adapters == plain.state_dict().keys() | {LORA_SCALE}
+    actual = load_file(tmp_path / "x.safetensors")
+    adapters = {name for name in actual if ".lora_A." in name or ".lora_B." in name}
+    assert actual.keys() - adapters == plain.state_dict().keys() | {LORA_SCALE}
 
 
 BROKEN = {
@@ -214,10 +214,10 @@ BROKEN = {
 def test_a_file_with_half_of_an_adapter_is_refused(kind: str, tmp_path: Path) -> None:
     method = adapted("ours", targets=r"towers\.to_image")
     save_weights(tmp_path / "x.safetensors", method)
-    found = load_file(tmp_path / "x.safetensors")
+    actual = load_file(tmp_path / "x.safetensors")
     change, message = BROKEN[kind]
-    change(found)
-    save_file(found, tmp_path / "x.safetensors", {"class": "CLIP"})
+    change(actual)
+    save_file(actual, tmp_path / "x.safetensors", {"class": "CLIP"})
     with pytest.raises(UserError, match=message):
         load_weights(tmp_path / "x.safetensors", tuning.method("ours"))
 
@@ -276,12 +276,12 @@ def test_a_resumed_run_ends_with_the_same_bits(done: Path, tmp_path: Path) -> No
 
 def test_a_run_is_loaded_as_a_plain_model_without_peft(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    model, found = load(done), weights(done)
+    model, actual = load(done), weights(done)
     assert not any("lora" in name for name in model.method.state_dict())
     layer = "towers.text.stack.blocks.1.attention.to_qkv"
     expected = (
-        found[f"{layer}.weight"] + 2.0 * found[f"{layer}.lora_B.weight"] @ found[f"{layer}.lora_A.weight"]
+        actual[f"{layer}.weight"] + 2.0 * actual[f"{layer}.lora_B.weight"] @ actual[f"{layer}.lora_A.weight"]
     )
     torch.testing.assert_close(model.method.state_dict()[f"{layer}.weight"], expected, rtol=1e-6, atol=1e-7)
-    assert not torch.equal(expected, found[f"{layer}.weight"])
+    assert not torch.equal(expected, actual[f"{layer}.weight"])
     assert model.encode(texts=["a red circle"]).vector.shape == (1, 32)

@@ -50,9 +50,9 @@ def groups_of(model: nn.Module, *rules: ParamRule) -> list[dict[str, object]]:
 
 
 def where(groups: list[dict[str, object]], name: str) -> dict[str, object]:
-    found = [group for group in groups if name in group["names"]]  # type: ignore[operator]
-    assert len(found) == 1, f"{name} is in {len(found)} groups"
-    return found[0]
+    actual = [group for group in groups if name in group["names"]]  # type: ignore[operator]
+    assert len(actual) == 1, f"{name} is in {len(actual)} groups"
+    return actual[0]
 
 
 def test_the_first_rule_that_matches_decides() -> None:

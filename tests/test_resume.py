@@ -54,9 +54,9 @@ def train(arguments: list[str], said: Path) -> None:
     main()
 
 
-def started(arguments: list[str], out: Path, told: str = "") -> BaseProcess:
+def started(arguments: list[str], out: Path, words: str = "") -> BaseProcess:
     """told  the file beside `out` that gets its output; else the name of `out` with .txt"""
-    said = out.with_name(told or f"{out.name}.txt")
+    said = out.with_name(words or f"{out.name}.txt")
     process = forked().Process(target=train, args=([*arguments, "--out", str(out)], said))
     process.start()
     return process
@@ -69,13 +69,13 @@ def ended(process: BaseProcess, out: Path) -> None:
 
 def alive(group: int) -> list[int]:
     """Processes of a group that still run."""
-    found = []
+    actual = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it may end while we look
             state, _, its = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
             if int(its) == group and state != "Z":
-                found.append(int(entry.name))
-    return found
+                actual.append(int(entry.name))
+    return actual
 
 
 def killed(arguments: list[str], out: Path, step: int, everyone: bool) -> tuple[int, int]:

@@ -79,17 +79,17 @@ def test_a_signal_to_all_processes_of_a_run_saves_a_checkpoint_that_it_goes_on_f
     process.join(timeout=120)
     assert process.exitcode == 128 + number
     said = (tmp_path / "run.txt").read_text()
-    found = re.search(
+    actual = re.search(
         r"grainline: (\w+) after step (\d+) of 30; the checkpoint (\S+) is saved; continue with: (.*)", said
     )
-    assert found is not None, said
+    assert actual is not None, said
     assert "Traceback" not in said
-    assert found[1] == {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
+    assert actual[1] == {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number]
     good = latest(out)
-    assert str(good) == found[3]
+    assert str(good) == actual[3]
     assert good is not None
-    assert verify(good)["state"]["step"] == int(found[2]) == steps_done(out)
-    command = shlex.split(found[4])
+    assert verify(good)["state"]["step"] == int(actual[2]) == steps_done(out)
+    command = shlex.split(actual[4])
     assert command[0] == "grainline"
     assert call(*command[1:]) == 0
     assert (out / "last" / WEIGHTS).read_bytes() == (whole / "last" / WEIGHTS).read_bytes()
@@ -162,13 +162,13 @@ def one_is_told() -> None:
 def test_two_processes_stop_after_the_same_step_when_one_gets_the_signal(tmp_path: Path) -> None:
     start = ["train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.save_every=4"]
     codes = together(start, 2, tmp_path / "said.txt", first="test_stop:one_is_told")
-    told, good = (tmp_path / "said.txt").read_text(), latest(tmp_path / "run")
-    assert codes == [143, 143], told
-    assert good is not None, told
+    words, good = (tmp_path / "said.txt").read_text(), latest(tmp_path / "run")
+    assert codes == [143, 143], words
+    assert good is not None, words
     said = f"grainline: terminated after step 5 of 6; the checkpoint {good} is saved; continue with: "
     said += f"torchrun --nproc-per-node 2 -m grainline train {tmp_path / 'run'} --resume"
-    assert told.count(said) == 1, told
-    assert "Warning" not in told
+    assert words.count(said) == 1, words
+    assert "Warning" not in words
     assert verify(good)["state"]["step"] == 5
     assert verify(good)["ranks"] == 2
 
@@ -180,7 +180,7 @@ def test_a_folder_in_use_ends_both_processes(tmp_path: Path) -> None:
     out.mkdir()
     with one_writer(out, "run"):
         codes = together(["train", recipe(tmp_path), "--out", out], 2, tmp_path / "said.txt")
-    told = (tmp_path / "said.txt").read_text()
-    assert codes == [2, 2], told
-    assert f"run {out} is being written by process {os.getpid()} on" in told
+    words = (tmp_path / "said.txt").read_text()
+    assert codes == [2, 2], words
+    assert f"run {out} is being written by process {os.getpid()} on" in words
     assert [path.name for path in out.iterdir()] == ["lock"]
