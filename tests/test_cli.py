@@ -109,7 +109,7 @@ def test_a_push_without_a_model_a_name_or_results_says_so(
         ("data.tokenizer=./no/such", "no tokenizer at ./no/such"),
         ("model.text.vocab=300", "vocab is 300; a trained tokenizer needs"),
         ("train.global_batch_size=64", "train.global_batch_size 64 is more than the 36 images of the data"),
-        ("train.validate_every=2", "data.validation names no source to measure on"),
+        ("train.validate_every=2", "data.validation and train.validate_every go together"),
         ("data.paths=[]", "no data to train on; give --data PATH..."),
         (
             "train.global_batch_size=1",

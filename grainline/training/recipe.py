@@ -159,6 +159,8 @@ class Recipe(Config):
         if self.init_from and self.data.tokenizer:
             wrong = f"the tokenizer comes from {self.init_from}, with its weights"
             raise ValueError(f"{wrong}: leave data.tokenizer out")
+        if bool(self.data.validation) != bool(self.train.validate_every):
+            raise ValueError("data.validation and train.validate_every go together: set both, or neither")
         for name, value in self.settings().items():
             texts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
             if name != "train.log.wandb" and not all(map(str.strip, texts)):

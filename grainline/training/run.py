@@ -23,7 +23,7 @@ from grainline.training.inputs import begin, has_steps, log_stamp, run_folder
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group, spare_core
 from grainline.training.recipe import Recipe, field_of, open_recipe, with_descriptions
-from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
+from grainline.training.report import REPORT_FILE, Validator, write_report
 from grainline.training.text_cache import cached_texts
 
 
@@ -114,7 +114,9 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
             resume_from = checkpoints.latest(out) if checkpoint is None else checkpoints.find(out, checkpoint)
         source, described, model = begin(recipe, out, resume_from, descriptions)
         method = model.method
-        validator = make_validator(recipe, model, descriptions, store=rank() == 0)
+        validator = None
+        if recipe.data.validation:
+            validator = Validator(recipe, model, descriptions, store=rank() == 0)
         crop = make_crop(recipe.data, source, model, device)
         train_set = TrainSet(
             described, model.tokenizer, crop, recipe.data.texts, context=method.context,
