@@ -29,9 +29,9 @@ from grainline.data.texts import TextsConfig
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.methods.clip import CLIP, CLIPConfig
+from grainline.stop import Request
 from grainline.training.log import Log
 from grainline.training.loop import Run, _Training
-from grainline.training.optim import train_mode
 from grainline.training.parallel import dtype_of
 from grainline.training.recipe import TrainConfig
 from grainline.types import to
@@ -80,8 +80,8 @@ def training(args: argparse.Namespace, out: Path, device: torch.device) -> _Trai
     every = {"log_every": args.steps, "save_every": NEVER}
     cfg = TrainConfig.model_validate({"max_steps": NEVER, "global_batch_size": args.batch} | every)
     loop = _Training(Run(out, method, data, cfg, 1, 0.02, None), device)
+    loop.request = Request()
     loop.log = Log(out, cfg.log, cfg.max_steps, console=Console(file=io.StringIO()))
-    train_mode(loop.method)
     return loop
 
 

@@ -111,15 +111,15 @@ def test_training_leaves_one_core_to_others_unless_threads_were_set(
         monkeypatch.delenv(name, raising=False)
         if number is not None:
             monkeypatch.setenv(name, number)
-    seen: list[int] = []
+    observed: list[int] = []
     torch.set_num_threads(3)
     try:
         grainline.train(
             recipe(tmp_path),
             out=tmp_path / "x",
             max_steps=1,
-            callbacks=[lambda _: seen.append(torch.get_num_threads())],
+            callbacks=[lambda _: observed.append(torch.get_num_threads())],
         )
-        assert (seen, torch.get_num_threads()) == ([threads], 3)
+        assert (observed, torch.get_num_threads()) == ([threads], 3)
     finally:
         torch.set_num_threads(1)

@@ -136,24 +136,6 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path, kernel: dict[str, boo
             assert (value.dtype, value.shape, value.device) == (other.dtype, other.shape, other.device), key
 
 
-def test_the_optimizer_state_is_matched_by_name_whatever_the_order_of_the_groups(tmp_path: Path) -> None:
-    method, optimizer = fresh()
-    run(method, optimizer, 3)
-    path = save(tmp_path, method, optimizer, at(3))
-    rules = (
-        ParamRule(pattern="frozen", lr_factor=0),
-        ParamRule(pattern="second.*"),
-        ParamRule(pattern="un.*"),
-        ParamRule(pattern=".*"),
-    )
-    other = Small()
-    reordered = build_optimizer(other, CFG.model_copy(update={"rules": rules}))
-    load(path, other, reordered)
-    ours, theirs = dict(method.named_parameters()), dict(other.named_parameters())
-    for name in ("first.weight", "second.weight", "norm.bias"):
-        assert torch.equal(optimizer.state[ours[name]]["exp_avg"], reordered.state[theirs[name]]["exp_avg"])
-
-
 def test_the_state_comes_back_as_it_was(tmp_path: Path) -> None:
     state = at(7, best=0.1 + 0.2, log_lines=12, extra={"samples": 2**53 + 1, "note": "é"})
     method, optimizer = fresh()
@@ -273,15 +255,6 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_save(tmp_path: Path) 
     verify(folder / ".replaced-step-00000002")
     save(tmp_path, method, optimizer, at(4), keep=9)
     assert steps_in(tmp_path) == ["0001", "0002", "0004"]
-
-
-def test_an_unknown_checkpoint_is_answered_with_those_that_exist(tmp_path: Path) -> None:
-    trained(tmp_path, 1, 2)
-    path = newest(tmp_path)
-    mark(tmp_path, path, "best")
-    text = message(lambda: find(tmp_path, "step-7"))
-    assert text == f"no checkpoint 'step-7' in {tmp_path}; there are: step-00000001, step-00000002, best"
-    assert message(lambda: find(tmp_path / "x", "last")).endswith("there are: none")
 
 
 # Damage
@@ -599,18 +572,6 @@ def test_a_failure_at_any_point_of_a_save_leaves_the_last_good_checkpoint(
 
     points = failures(broken, lambda: save(tmp_path, method, optimizer, at(2), keep=9), check)
     assert points >= 14, "three tensor files, the state, two folders and the rename were all made to fail"
-
-
-@pytest.mark.parametrize("broken", [False, True], ids=["once", "from then on"])
-def test_a_failure_while_a_step_is_saved_again_keeps_one_of_the_two(tmp_path: Path, broken: bool) -> None:
-    method, optimizer = trained(tmp_path, 1)
-
-    def check(text: str | None) -> None:
-        last = latest(tmp_path)
-        assert last is not None, text
-        verify(last)
-
-    assert failures(broken, lambda: save(tmp_path, method, optimizer, at(1), keep=9), check) >= 15
 
 
 def test_without_any_good_checkpoint_the_message_does_not_promise_one(tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def test_the_demo_writes_a_page_that_needs_no_network(made: Path) -> None:
 
 
 def test_the_demo_measures_retrieval_foils_and_composition_on_unseen_scenes(made: Path) -> None:
-    found = {name: read(made / f"{name}.json") for name in ("retrieval", "probes", "composition")}
-    assert "scenes:dev" in found["retrieval"].data["path"]
-    assert "scenes:compose" in found["composition"].data["path"]
-    kinds = {metric.name for metric in found["probes"].metrics}
+    actual = {name: read(made / f"{name}.json") for name in ("retrieval", "probes", "composition")}
+    assert "scenes:dev" in actual["retrieval"].data["path"]
+    assert "scenes:compose" in actual["composition"].data["path"]
+    kinds = {metric.name for metric in actual["probes"].metrics}
     assert {"colour", "size", "pattern", "position", "relation", "noun"} <= kinds
-    assert found["retrieval"].metric("text to image R@1").chance == pytest.approx(100 / 12)
+    assert actual["retrieval"].metric("text to image R@1").chance == pytest.approx(100 / 12)
 
 
 def test_a_second_demo_measures_again_and_trains_no_more(made: Path) -> None:

@@ -90,15 +90,6 @@ def test_the_rate_of_a_rule_is_multiplied_for_each_level() -> None:
     assert (wd["towers.image.stem.weight"], wd["towers.image.class_token"]) == (0.2, 0.0)
 
 
-def test_a_frozen_part_stays_frozen_and_takes_no_group() -> None:
-    method = tuning.method("clip")
-    rules = (ParamRule(pattern=r"towers\.image\..*", lr_factor=0), ALL)
-    groups = param_groups(method, OptimizerConfig(rules=rules, layer_decay=0.5))
-    names = {name for group in groups for name in group["names"]}
-    assert names == {name for name, p in method.named_parameters() if not name.startswith("towers.image.")}
-    assert {name for name, p in method.named_parameters() if p.requires_grad} == names
-
-
 def test_the_log_gets_the_lowest_and_the_highest_rate_of_a_rule() -> None:
     method = tuning.method("ours")
     rules = (ParamRule(pattern=r"towers\.text\..*"), ParamRule(pattern=r"scale\..*", lr_factor=0.5), ALL)

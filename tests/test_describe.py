@@ -89,8 +89,6 @@ def test_tokens_are_drawn_by_top_p_at_a_temperature(llava: Llava) -> None:
 
 
 def test_a_model_that_cannot_describe_is_refused(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     bare = tmp_path / "bare"
     shutil.copytree(folder, bare)
     (bare / "chat_template.jinja").unlink()

@@ -5,16 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from make import TINY
 from runs import call, logged
 from safetensors.torch import load_file
 
-from grainline.config import override, parse
-from grainline.errors import UserError
 from grainline.loading import load
-from grainline.methods.beta_clip import BetaCLIP, BetaCLIPConfig
-from grainline.methods.clip import CLIP, CLIPConfig
-from grainline.training.inputs import copy_weights
 
 SMALL = (
     "data.paths=[\"scenes:train?count=12\"]", "train.max_steps=2", "train.global_batch_size=6",

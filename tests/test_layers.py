@@ -40,15 +40,15 @@ def tree(path: Path) -> ast.Module:
 @cache
 def imported(path: Path) -> frozenset[str]:
     """Files of the package that a file imports, at its top or inside a function, as paths without suffix."""
-    found: set[str] = set()
+    actual: set[str] = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if (node.module or "").split(".")[0] == "grainline":
-                found |= {place(f"{node.module}.{alias.name}") for alias in node.names}
+                actual |= {place(f"{node.module}.{alias.name}") for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {place(a.name) for a in node.names if a.name.startswith("grainline.")}
-    return frozenset(found - {"__init__"})
+            actual |= {place(a.name) for a in node.names if a.name.startswith("grainline.")}
+    return frozenset(actual - {"__init__"})
 
 
 @cache
@@ -94,10 +94,10 @@ def circle(edges: set[tuple[str, str]]) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_point_down(path: Path) -> None:
-    mine = name_of(path).split("/")[0]
-    others = {other.split("/")[0] for other in imported(path)} - {mine}
-    wrong = {name for name in others if HEIGHT[name] >= HEIGHT[mine]}
-    assert not wrong, f"{mine} may not import {wrong}"
+    own = name_of(path).split("/")[0]
+    others = {other.split("/")[0] for other in imported(path)} - {own}
+    wrong = {name for name in others if HEIGHT[name] >= HEIGHT[own]}
+    assert not wrong, f"{own} may not import {wrong}"
 
 
 def test_files_form_no_circle() -> None:

@@ -213,30 +213,18 @@ def test_a_terminal_and_a_notebook_show_a_bar_that_ends_full_without_a_thread(
     assert "\rvalidation: better\n" in re.sub(" +\r", "\r", text)
 
 
-def test_the_time_left_follows_the_speed_since_this_process_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    console = Console(file=io.StringIO())
-    with Log(tmp_path, LogConfig(plain_every=0), 100, step=40, console=console, lines=0) as log:
-        now[0] += 30.0
-        log.progress(50, {}, 0.0)  # 10 steps in 30 s, so 50 more take 150 s
-    assert console.file.getvalue().rstrip().endswith("ETA 0:02:30")  # type: ignore[attr-defined]
-
-
 # TensorBoard
 
 
 def scalars(folder: Path) -> list[tuple[str, int, float]]:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-    found = []
+    actual = []
     for file in sorted(folder.iterdir()):
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
-                found.append((value.tag, event.step, value.tensor.float_val[0]))
-    return found
+                actual.append((value.tag, event.step, value.tensor.float_val[0]))
+    return actual
 
 
 def test_tensorboard_gets_every_finite_number_under_its_kind_and_name(tmp_path: Path) -> None:

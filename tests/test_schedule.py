@@ -23,8 +23,8 @@ def test_a_cosine_over_the_run_goes_on_under_its_warm_up() -> None:
     """The rates of GroupViT's code: 2 of 30 epochs of 705 steps from 4e-6, to 4e-5."""
     schedule = Cosine(warmup=1410, final=0.025, first=0.0025, over="run")
     expected = {0: 4e-6, 1: 8.02e-4, 2: 1.583e-3, 15: 8.2e-4, 26: 1.0743e-4, 30: 4e-5}
-    found = {epoch: 1.6e-3 * rate(schedule, 705 * epoch, 21150) for epoch in expected}
-    assert found == pytest.approx(expected, rel=1e-4)
+    actual = {epoch: 1.6e-3 * rate(schedule, 705 * epoch, 21150) for epoch in expected}
+    assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_warm_up_from_a_first_factor_ends_at_the_base_rate() -> None:

@@ -78,13 +78,13 @@ def test_records_without_an_image_are_left_out_and_reported(tmp_path: Path) -> N
     listed = Listed([Record("a", image, ("A.",)), Cause.MISSING_CAPTION, Record("c", image, ("C.",))])
     made = make_superpixels(listed, segment, tmp_path / "maps", size=64, settings=SETTINGS)
     assert (made.counts, made.skipped) == ({"image": 2}, {"without an image": 1})
-    found = stored(tmp_path / "maps", listed)
+    actual = stored(tmp_path / "maps", listed)
     pixels = EvalTransform(64)(image)[None]
-    assert torch.equal(found.label(2, "c"), segment(pixels)[0])
+    assert torch.equal(actual.label(2, "c"), segment(pixels)[0])
     with pytest.raises(UserError, match="b has no superpixels"):
-        found.label(1, "b")
+        actual.label(1, "b")
     with pytest.raises(UserError, match="a has the superpixels of another image"):
-        found.label(2, "a")
+        actual.label(2, "a")
     assert digest("a") != digest("c")
 
 

@@ -45,8 +45,8 @@ def test_rows_of_papers_are_what_the_pages_of_methods_say(page: str) -> None:
         name, _, *changes = shlex.split(line)
         recipe = read_recipe(name, changes).model_dump(mode="json")
         for field, value in expected.pop(start).items():
-            found: Any = recipe
+            actual: Any = recipe
             for part in field.split("."):
-                found = found[part]
-            assert found == value, (line, field)
+                actual = actual[part]
+            assert actual == value, (line, field)
     assert not expected

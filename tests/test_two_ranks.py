@@ -59,9 +59,9 @@ def worker(rank: int, port: int, out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     grads = {}
-    mine = torch.tensor(MINE[rank])
+    ours = torch.tensor(MINE[rank])
     images, texts = exact(batch(8))
-    images, texts = rows(images, mine), rows(texts, torch.stack([2 * mine, 2 * mine + 1], 1).flatten())
+    images, texts = rows(images, ours), rows(texts, torch.stack([2 * ours, 2 * ours + 1], 1).flatten())
     for case, kind in WAYS:
         method = build(case).double()
         objective: Any = DistributedDataParallel(Objective(method))
@@ -153,9 +153,9 @@ def test_descriptions_of_other_lengths_on_each_rank_change_nothing(
     expected = {name: p.grad for name, p in method.named_parameters()} | {"loss": loss.total.detach()}
     assert loss.total > 0
     for name, value in expected.items():
-        found = two_ranks[f"described/{case}/{kind}/{name}"]
+        actual = two_ranks[f"described/{case}/{kind}/{name}"]
         torch.testing.assert_close(
-            found, value, rtol=1e-9, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}"
+            actual, value, rtol=1e-9, atol=1e-12, msg=lambda m, name=name: f"{name}: {m}"
         )
     plain = build(case).double()  # and the descriptions do change something
     images, texts = described()

@@ -12,12 +12,9 @@ from grainline.cli.options import (
     Descriptions,
     MaxCorrupt,
     Model,
-    check_changes,
+    check,
     check_model,
-    check_sources,
-    check_suite,
     from_signature,
-    next_step,
 )
 from grainline.errors import UserError
 from grainline.progress import progress
@@ -51,14 +48,13 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     changes  options that `grainline suites SUITE` lists
     memory   most memory for scores, in MiB
     """
-    check_suite(suite)
-    check_changes(changes)
+    check(suite=suite, changes=changes)
     if model is not None:
         check_model(model)
     elif not vectors and scores is None:
         advice = "give a run folder or a checkpoint, or vectors of another program"
         raise UserError(f"no MODEL and no --vectors; {advice}")
-    check_sources(data)
+    check(sources=data)
     from grainline.evaluation.evaluate_model import as_text
     from grainline.evaluation.evaluate_model import evaluate as run
     from grainline.evaluation.suite import load_suite
@@ -72,11 +68,6 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     print(as_text(result))
     for path in filter(None, (settings["json"], settings["html"])):
         print(f"written: {path}")
-    more = ["--data", *(data or ()), "--suite", suite]
-    if model is not None and settings["json"] is not None:
-        next_step("grainline", "evaluate", "ANOTHER_MODEL", *more, "--compare-to", settings["json"])
-    elif model is not None:
-        next_step("grainline", "evaluate", model, *more, "--html", "out.html")
 
 
 @from_signature()
@@ -86,7 +77,7 @@ def suites(name: Annotated[str | None, typer.Argument(show_default=False)] = Non
     name  a suite, for its options
     """
     if name is not None:
-        check_suite(name)
+        check(suite=name)
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table

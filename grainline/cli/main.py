@@ -16,18 +16,14 @@ from grainline.cli.data import data
 from grainline.cli.options import (
     DATA,
     HELP,
-    QUIET,
     SEARCH,
     START,
     TRAIN,
     Data,
     RecipeChanges,
-    check_hub_name,
+    check,
     check_model,
-    check_recipe,
-    check_sources,
     from_signature,
-    next_step,
 )
 from grainline.errors import UserError, escape_controls, path_of
 from grainline.stop import Stopped
@@ -41,7 +37,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-SWITCHES = ("--quiet", "-q", "--trust-code")  # taken behind the command too
+SWITCHES = ("--trust-code",)  # taken behind the command too
 VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors", "--results")
 
 
@@ -52,11 +48,9 @@ def top(
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Import classes outside grainline that a model names.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help='Print no line "next:".')] = False,
 ) -> None:
     from grainline.config import trusting
 
-    QUIET.set(quiet)
     context.with_resource(trusting(sys.argv, everything=trust_code))
     if version:
         print(f"grainline {__version__}")
@@ -69,11 +63,10 @@ def demo(
     changes: RecipeChanges = None,
 ) -> None:
     """Train a small model on drawn scenes, measure it and write report.html: a few minutes on two cores."""
-    check_recipe("maxsim/scenes", changes)
+    check("maxsim/scenes", changes=changes)
     from grainline.training.demo import demo as run
 
     run(out, changes or [])
-    next_step("grainline", "evaluate", out, "--data", "scenes:dev?count=500", "--suite", "probes")
     print(
         'On photographs: pip install "grainline[starter]" -c constraints.txt && '
         "grainline train photos/starter --data photos/ --out runs/starter"
@@ -131,14 +124,12 @@ def train(
     """
     if out is None and not Path(recipe).is_dir():
         raise UserError("no folder for the run; give --out FOLDER, or a run with --resume")
-    check_recipe(recipe, changes)
-    check_sources([*(data or ()), *(validation or ())])
+    check(recipe, changes=changes, sources=[*(data or ()), *(validation or ())])
     from grainline.training.run import train as run
 
     last = run(recipe, out, data=data, validation=validation, changes=changes or (), **settings)
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
-        next_step("grainline", "evaluate", out or recipe, "--data", *(validation or ["OTHER_DATA"]))
 
 
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --data photos/ --html x.html")(
@@ -194,7 +185,10 @@ def push(
     results  for the card: files of `evaluate RUN --json`
     """
     check_model(run)
-    check_hub_name(name)
+    from grainline.config import HUB_NAME
+
+    if HUB_NAME.fullmatch(name) is None:
+        raise UserError(f"{name} is no name of the Hugging Face hub; write it as owner/model")
     from grainline.loading import load
 
     print(load(run, device="cpu").push_to_hub(name, results=results or (), **settings))
@@ -249,8 +243,8 @@ def _run(arguments: list[str]) -> Any:
 def _switches_first(arguments: list[str]) -> list[str]:
     """Switches of all commands stand before the command; without any command, help does.
 
-    >>> _switches_first(["encode", "runs/x", "photos/", "-q"]), _switches_first(["--quiet"])
-    (['-q', 'encode', 'runs/x', 'photos/'], ['--quiet', '--help'])
+    >>> _switches_first(["encode", "runs/x", "photos/", "--trust-code"]), _switches_first([])
+    (['--trust-code', 'encode', 'runs/x', 'photos/'], ['--help'])
     """
     first = [argument for argument in arguments if argument in SWITCHES]
     return first + ([argument for argument in arguments if argument not in SWITCHES] or ["--help"])

@@ -1,4 +1,4 @@
-"""Options of commands from the signatures of functions, checks that need no torch, and the line "next:".
+"""Options of commands from the signatures of functions, and checks that need no torch.
 
 The checks report a mistake that can be found without loading torch.
 """
@@ -6,10 +6,7 @@ The checks report a mistake that can be found without loading torch.
 import ast
 import inspect
 import re
-import shlex
-import sys
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from copy import copy
 from functools import cache
 from pathlib import Path
@@ -17,15 +14,10 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from grainline.errors import UserError
-
 START, TRAIN, SEARCH, DATA = "First steps", "Train and measure", "Search", "Data and other programs"
 """Groups of commands in the help."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
-
-QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)
-"""Whether `--quiet` was given: no line "next:"."""
 
 PACKAGE = Path(__file__).parents[1]
 ROW = re.compile(r"^(\w+)  +(\S.*(?:\n +\S.*)*)\n?", re.MULTILINE)
@@ -118,19 +110,25 @@ RecipeChanges = Annotated[
 ]
 
 
-def check_recipe(name: str, changes: Sequence[str] | None = None) -> None:
-    """UserError for an unknown recipe, and for a change without a value."""
+def check(
+    recipe: str | None = None,
+    suite: str | None = None,
+    changes: Sequence[str] | None = None,
+    sources: Sequence[str] | None = None,
+) -> None:
+    """UserError for an unknown name, a `--set` that is no KEY=VALUE, and data that is not there."""
     from grainline import recipes
+    from grainline.config import class_path, override
+    from grainline.data.open_source import takes_images
+    from grainline.evaluation import SUITES
 
-    recipes.find(name)
-    check_changes(changes)
-
-
-def check_changes(changes: Sequence[str] | None) -> None:
-    """UserError for a `--set` that is no KEY=VALUE."""
-    from grainline.config import override
-
+    if recipe is not None:
+        recipes.find(recipe)
+    if suite is not None:
+        class_path(suite, "suite", SUITES, "--suite")
     override({}, list(changes or ()))
+    for path in sources or ():
+        takes_images(path)
 
 
 def check_model(name: str) -> None:
@@ -139,33 +137,3 @@ def check_model(name: str) -> None:
 
     if not Path(name).exists():
         require_model_name(name)
-
-
-def check_hub_name(name: str) -> None:
-    """UserError for what no model of the Hugging Face hub can have as a name."""
-    from grainline.config import HUB_NAME
-
-    if HUB_NAME.fullmatch(name) is None:
-        raise UserError(f"{name} is no name of the Hugging Face hub; write it as owner/model")
-
-
-def check_sources(paths: Sequence[str] | None) -> None:
-    """UserError for data that is not there, or of no kind that is known."""
-    from grainline.data.open_source import takes_images
-
-    for path in paths or ():
-        takes_images(path)
-
-
-def check_suite(name: str) -> None:
-    """UserError for an unknown suite."""
-    from grainline.config import class_path
-    from grainline.evaluation import SUITES
-
-    class_path(name, "suite", SUITES, "--suite")
-
-
-def next_step(*words: object) -> None:
-    """Say which command comes next, on stderr. Only on a terminal, and not with --quiet."""
-    if sys.stderr.isatty() and not QUIET.get():
-        print(f"next: {shlex.join(str(word) for word in words)}", file=sys.stderr)

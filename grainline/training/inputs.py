@@ -149,7 +149,10 @@ def begin(
 
     The first process writes recipe.yaml, model.json, and the tokenizer of a new run.
     """
-    start_point, earlier = read_start(recipe, out, resume_from), None
+    description, earlier = recipe.description, None
+    # A resumed run does not read the pretrained checkpoint again.
+    resumed = resume_from is not None and is_pretrained(description)
+    start_point = Start(read_description(out)) if resumed else start(description)
     if recipe.init_from and resume_from is None:
         earlier = load(recipe.init_from, device="cpu")
     config: Any = start_point.description.config
@@ -209,19 +212,6 @@ def copy_weights(method: Method, weights: Mapping[str, Tensor], path: str) -> li
         what = f"{len(new)} tensors of {', '.join(parts)} are new" if new else "no tensor is new"
         print(f"starts from {path}; {what}", file=sys.stderr)
     return new
-
-
-def read_start(recipe: Recipe, out: Path, resume_from: Path | None) -> Start:
-    """The method with its first weights. A resumed run does not read the pretrained checkpoint again."""
-    description = recipe.description
-    if resume_from is not None and is_pretrained(description):
-        return Start(read_description(out))
-    try:
-        return start(description)
-    except UserError as error:
-        if "the Hugging Face hub gave no model" not in str(error):
-            raise
-        raise UserError(f"{error}; or train photos/starter (extra `starter`), which needs no hub") from None
 
 
 def new_tokenizer(

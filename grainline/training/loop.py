@@ -9,7 +9,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from grainline.errors import UserError
 from grainline.files import existing_folder
 from grainline.methods.base import Method
 from grainline.methods.shared import clamp_scales
-from grainline.stop import Request, Stopped, requests
+from grainline.stop import Stopped, requests
 from grainline.training import checkpoint, parallel
 from grainline.training.checkpoint import TrainState, process_rng_modules, rng_state, set_rng_state
 from grainline.training.log import Callbacks, Log, TrainingState
@@ -95,8 +95,8 @@ class _Training:
         cfg = run.cfg
         cfg.require_batch(len(run.data), world_size(), run.method.uses_images)
         self.job, self.cfg, self.device, self.out = run, cfg, device, run.out
+        sharded, precision = cfg.fsdp and world_size() > 1, parallel.dtype_of(cfg.precision, device)
         add_lora(run.method, cfg.lora)
-        sharded = cfg.fsdp and world_size() > 1
         if run.cached_texts is not None:
             run.cached_texts(run.method)
         copies = sharded and run.validate is not None
@@ -107,10 +107,11 @@ class _Training:
             compile_layers(self.method)
         if cfg.activation_checkpointing:
             recompute_layers(self.method)
-        objective = Objective(self.method, parallel.dtype_of(cfg.precision, device))
+        objective = Objective(self.method, precision)
         if sharded:
             parallel.shard(objective, device)
         self.optimizer = build_optimizer(self.method, cfg.optimizer)
+        train_mode(self.method)
         self.trained = [p for p in self.method.parameters() if p.requires_grad]
         self.objective: Any = objective if sharded else parallel.data_parallel(objective, device)
         self.corrupt_stats = CorruptStats(len(run.data), run.max_corrupt)
@@ -124,7 +125,6 @@ class _Training:
         self.callbacks = Callbacks(run.callbacks, patience)
         self.means: dict[str, float] = {}  # terms in the last line of the log
         self.stops = False  # after this step, as a callback or early stopping has it
-        self.request = Request()
         self.last_flush = 0, time.monotonic()  # step and time when terms were last read
 
     def run(self, resume: Path | None) -> Path:
@@ -139,14 +139,14 @@ class _Training:
         torch.manual_seed(Random(f"{cfg.seed}/{self.step}/{rank()}").getrandbits(63))
         if state is not None and before == world_size():
             set_rng_state(state.rng[rank()])
-        if rank() == 0:
-            lines = 0 if state is None else state.log_lines  # 0 drops lines from before a first checkpoint
-            self.log = Log(self.out, cfg.log, cfg.max_steps, step=self.step, lines=lines)
         answer = "stopping after this step with a checkpoint; a second signal stops at once" * (rank() == 0)
-        with requests(answer) as self.request, self.log or nullcontext(), closing(batches):
+        with requests(answer) as self.request, closing(batches), ExitStack() as stack:
+            if rank() == 0:
+                lines = 0 if state is None else state.log_lines
+                log = Log(self.out, cfg.log, cfg.max_steps, step=self.step, lines=lines)
+                self.log = stack.enter_context(closing(log))
             for remark in self.job.remarks if self.step == 0 else ():
                 self._note(remark)
-            train_mode(self.method)
             self._note_processes(before)
             self.last_flush = self.step, time.monotonic()
             if state is not None and state.extra.get("validation_pending"):
@@ -247,8 +247,11 @@ class _Training:
         epoch_ends = step * batch // images > (step - 1) * batch // images
         if step % cfg.log_every == 0 or measure or save or epoch_ends:
             self._flush_log()
+        counted = epoch_ends or end or self.stops
+        if counted:
+            self._log_epoch()
         better = self._validate() if measure and not signal_number else False
-        if epoch_ends or end or self.stops:
+        if self.stops and not counted:
             self._log_epoch()
         if save or better or self.stops:
             path = self._save(best=better, validation_pending=measure and bool(signal_number))

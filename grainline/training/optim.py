@@ -61,7 +61,7 @@ class Constant(Config):
     """The base rate after the warm-up."""
 
     kind: Literal["constant"] = "constant"
-    warmup: Span = 0.0
+    warmup: Span = 0.0  # a share of the run (below 1) or a number of steps
 
 
 class Cosine(Config):
@@ -72,19 +72,19 @@ class Cosine(Config):
     """
 
     kind: Literal["cosine"] = "cosine"
-    warmup: Span = 0.05
-    final: Factor = 0.0
+    warmup: Span = 0.05  # a share of the run (below 1) or a number of steps
+    final: Factor = 0.0  # factor on the base rate after the last step
     first: Factor | None = None  # factor at step 0, from which the warm-up climbs; None: 1 / warmup
-    over: Literal["rest", "run"] = "rest"
+    over: Literal["rest", "run"] = "rest"  # the cosine begins after the warm-up, or with the run
 
 
 class StepDecay(Config):
     """The base rate times `factor` once for every milestone that has been reached."""
 
     kind: Literal["step"] = "step"
-    warmup: Span = 0.0
-    milestones: Annotated[tuple[Span, ...], AfterValidator(_increasing)] = (0.5, 0.75)
-    factor: Factor = 0.1
+    warmup: Span = 0.0  # a share of the run (below 1) or a number of steps
+    milestones: Annotated[tuple[Span, ...], AfterValidator(_increasing)] = (0.5, 0.75)  # shares or steps
+    factor: Factor = 0.1  # on the rate at each milestone
 
 
 Schedule = Annotated[Constant | Cosine | StepDecay, Field(discriminator="kind")]
@@ -138,12 +138,12 @@ class ParamRule(Config):
 class OptimizerConfig(Config):
     """AdamW: base values, and rules for parameters that differ from them."""
 
-    lr: float = Field(default=5e-4, gt=0)
-    weight_decay: float = Field(default=0.2, ge=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.98)
-    eps: float = Field(default=1e-6, gt=0)
-    schedule: Schedule = Cosine()
-    rules: tuple[ParamRule, ...] = (ParamRule(pattern=".*"),)
+    lr: float = Field(default=5e-4, gt=0)  # base learning rate
+    weight_decay: float = Field(default=0.2, ge=0)  # decoupled, of matrices and tables
+    betas: tuple[Beta, Beta] = (0.9, 0.98)  # decay of the two moments
+    eps: float = Field(default=1e-6, gt=0)  # added to the root of the second moment
+    schedule: Schedule = Cosine()  # of the rate, for rules without one of their own
+    rules: tuple[ParamRule, ...] = (ParamRule(pattern=".*"),)  # the first that matches a name applies
     layer_decay: float | None = Field(default=None, gt=0, le=1)  # times the rate, for each level down
 
 

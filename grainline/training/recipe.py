@@ -50,7 +50,7 @@ class DataConfig(Config):
     validation: tuple[str, ...] = ()  # validation sources, never trained on
     tokenizer: str | None = None  # a tokenizer to use; None trains a BPE on the training captions
     tokenizer_samples: int = Field(50_000, gt=0)  # records at even distances, whose captions train the BPE
-    texts: TextsConfig = TextsConfig()
+    texts: TextsConfig = TextsConfig()  # which texts of a record a sample has
     crop: CropConfig | None = CropConfig()  # None: images as evaluation sees them
     superpixels: str | None = None  # folder of `grainline data superpixels`, for an encoder that reads them
     features: Literal["auto"] | None = None  # auto: what frozen encoders give is computed once and cached
@@ -94,25 +94,25 @@ class EarlyStopping(Config):
 class TrainConfig(Config):
     """Steps, batch size, precision, memory and checkpoints of a run; `optimizer` has the learning rates."""
 
-    max_steps: int = Field(gt=0)
+    max_steps: int = Field(gt=0)  # updates of the whole run
     global_batch_size: int = Field(gt=0)  # over all processes and accumulated parts
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()  # AdamW, its rules and schedules
     grad_clip: float | None = Field(1.0, gt=0)  # maximum norm of the gradient; None: no clipping
-    precision: Precision = "auto"
+    precision: Precision = "auto"  # of the encoders: fp32, bf16, or auto, bf16 where the device has it
     grad_accum: int = Field(1, gt=0)  # gradient accumulation: parts of a batch, each with its own loss
     grad_cache_chunk: int | None = Field(None, gt=0)  # GradCache: rows encoded at a time; None: all
     lora: LoraConfig | None = None  # adapters instead of the encoders' weights; None: the weights learn
     activation_checkpointing: bool = False  # of every layer
     compile: bool = False  # torch.compile every layer
     fsdp: bool = False  # FSDP2: shard weights, gradients and optimizer state
-    log_every: int = Field(10, gt=0)
-    save_every: int = Field(200, gt=0)
-    validate_every: int = Field(0, ge=0)  # 0: never
+    log_every: int = Field(10, gt=0)  # steps between two lines of the log
+    save_every: int = Field(200, gt=0)  # steps between two checkpoints
+    validate_every: int = Field(0, ge=0)  # steps between two validations; 0: never
     keep_checkpoints: int = Field(2, gt=0)  # number of newest checkpoints
     early_stopping: EarlyStopping | None = None  # on the metrics of validation; None: train all steps
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(0, ge=0, lt=2**31)  # of first weights, order, crops, texts and noise
     reshuffle: bool = True  # a new order for each epoch; false repeats that of the first
-    log: LogConfig = LogConfig()
+    log: LogConfig = LogConfig()  # loggers beside OUT/log.jsonl
 
     @model_validator(mode="after")
     def _divides(self) -> "TrainConfig":
@@ -124,17 +124,6 @@ class TrainConfig(Config):
         if self.fsdp and self.compile:
             raise ValueError("fsdp and compile do not go together; leave one of them false")
         return self
-
-    def remarks(self) -> list[str]:
-        """Notes on settings that are changed: warm-ups that are longer than the run."""
-        fields: dict[str, Any] = {"": self.optimizer.schedule}
-        fields |= {f"rules.{i}.": rule.schedule for i, rule in enumerate(self.optimizer.rules)}
-        return [
-            f"warm-up ({steps} steps) is longer than the run ({self.max_steps}): set"
-            f" train.optimizer.{name}schedule.warmup={max(1, self.max_steps // 10)}"
-            for name, one in fields.items()
-            if one is not None and (steps := steps_of(one.warmup, self.max_steps)) > self.max_steps
-        ]
 
     def require_batch(self, images: int, processes: int, contrastive: bool) -> None:
         """UserError unless a batch divides into equal parts and the data have enough images.
@@ -159,10 +148,10 @@ class TrainConfig(Config):
 class Recipe(Config):
     """One training run."""
 
-    method: str
+    method: str  # a name of `METHODS`, or my_module:MyMethod
     model: dict[str, Any]  # the config of the method; checked when the recipe is read
     init_from: str | None = None  # a run or checkpoint with initial weights, and the tokenizer
-    data: DataConfig = DataConfig()
+    data: DataConfig = DataConfig()  # sources, tokenizer, texts and crops
     train: TrainConfig
 
     @model_validator(mode="after")
@@ -170,6 +159,8 @@ class Recipe(Config):
         if self.init_from and self.data.tokenizer:
             wrong = f"the tokenizer comes from {self.init_from}, with its weights"
             raise ValueError(f"{wrong}: leave data.tokenizer out")
+        if bool(self.data.validation) != bool(self.train.validate_every):
+            raise ValueError("data.validation and train.validate_every go together: set both, or neither")
         for name, value in self.settings().items():
             texts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
             if name != "train.log.wandb" and not all(map(str.strip, texts)):
@@ -182,13 +173,22 @@ class Recipe(Config):
         with trusting(self.method, self.model):  # `read_recipe` has refused what it may not name
             return Description(self.method, method_config(self.method, self.model, "recipe", "model"))
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self) -> list[str]:
         """For the log: warm-ups that are cut, and data that may not fit the pixel mean of drawn scenes."""
-        image = self.model.get("image")
+        steps, optimizer, image = self.train.max_steps, self.train.optimizer, self.model.get("image")
+        schedules: dict[str, Any] = {f"rules.{i}.": rule.schedule for i, rule in enumerate(optimizer.rules)}
+        notes = [
+            f"warm-up ({warmup} steps) is longer than the run ({steps}): set"
+            f" train.optimizer.{name}schedule.warmup={max(1, steps // 10)}"
+            for name, one in ({"": optimizer.schedule} | schedules).items()
+            if one is not None and (warmup := steps_of(one.warmup, steps)) > steps
+        ]
         mean = tuple(image.get("mean") or ()) if isinstance(image, dict) else ()
         others = [path for path in self.data.paths if re.match(r"scenes($|[:?])", path) is None]
-        drawn = "this recipe normalises pixels for drawn scenes; for photographs take a recipe of photos/"
-        return *self.train.remarks(), *[drawn] * (bool(others) and mean == DRAWN_MEAN)
+        if others and mean == DRAWN_MEAN:
+            advice = "for photographs take a recipe of photos/"
+            notes.append(f"this recipe normalises pixels for drawn scenes; {advice}")
+        return notes
 
     def settings(self) -> dict[str, Any]:
         """All fields by dotted name."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.open_source import open_sources, takes_images
-from grainline.errors import UserError, some
+from grainline.errors import some
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.evaluate_model import metrics_section
 from grainline.evaluation.examples import Evaluation
@@ -71,19 +71,6 @@ class Validator:
         if self.last is None:
             self(load(out).method)
         return self.last
-
-
-def make_validator(
-    recipe: Recipe, model: Model, descriptions: Descriptions | None, *, store: bool
-) -> Validator | None:
-    """The validator of a recipe; None without validation sources. UserError if its fields contradict."""
-    sources, every = recipe.data.validation, recipe.train.validate_every
-    if every and not sources:
-        raise UserError("train.validate_every is set, but data.validation names no source to measure on")
-    if sources and not every:
-        wrong = "data.validation names a source, but train.validate_every is 0"
-        raise UserError(f"{wrong}; set it to a number of steps")
-    return Validator(recipe, model, descriptions, store) if sources else None
 
 
 def write_report(out: Path, recipe: Recipe, images: int, ended: str, validator: Validator | None) -> None:
@@ -207,8 +194,8 @@ def _data(lines: Sequence[Line], recipe: Recipe, images: int) -> Section:
             "first corrupt files": "; ".join(last["files"]) or "none",
             "texts truncated": f"{last['truncated']:,} of {last['texts']:,}",
         }
-    said = [line for line in lines if line["kind"] in ("note", "corrupt")]
-    texts = [f"step {line['step']:,}: {line['text']}" for line in said]
+    noted = [line for line in lines if line["kind"] in ("note", "corrupt")]
+    texts = [f"step {line['step']:,}: {line['text']}" for line in noted]
     for line in (line for line in lines if line["kind"] == "not finite"):
         terms = ", ".join(f"{name} {_number(value):g}" for name, value in line["terms"].items())
         texts.append(f"step {line['step']:,}: the loss is not finite: {terms}")

@@ -23,7 +23,7 @@ from grainline.training.inputs import begin, has_steps, log_stamp, run_folder
 from grainline.training.loop import Run, train_loop
 from grainline.training.parallel import process_group, spare_core
 from grainline.training.recipe import Recipe, field_of, open_recipe, with_descriptions
-from grainline.training.report import REPORT_FILE, Validator, make_validator, write_report
+from grainline.training.report import REPORT_FILE, Validator, write_report
 from grainline.training.text_cache import cached_texts
 
 
@@ -76,9 +76,6 @@ def train(  # noqa: PLR0913 - keywords that users give by name
         raise UserError("a checkpoint to continue from needs --resume (resume=True) too")
     several = callbacks if isinstance(callbacks, Iterable) else (callbacks,)
     with open_recipe(recipe if isinstance(recipe, Recipe) else str(recipe), changes) as opened:
-        if not opened.data.paths:
-            advice = "give --data PATH... (data=PATH in Python), or data.paths in the recipe"
-            raise UserError(f"no data to train on; {advice}")
         return _run(opened, out, resume, checkpoint, tuple(several))
 
 
@@ -103,9 +100,13 @@ def _as_changes(
 
 
 def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callbacks: tuple[Any, ...]) -> Path:
+    if not recipe.data.paths:
+        advice = "give --data PATH... (data=PATH in Python), or data.paths in the recipe"
+        raise UserError(f"no data to train on; {advice}")
     data, descriptions = with_descriptions(recipe.data)
     recipe = recipe.model_copy(update={"data": data})
     data.require_workers()
+    settings_notes = recipe.remarks()
     provider = phrase_provider(recipe.data.texts)  # first, because a checkpoint may be gigabytes to download
     with process_group() as device, spare_core(device), run_folder(recipe, out, resume):
         resume_from = None
@@ -113,13 +114,15 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
             resume_from = checkpoints.latest(out) if checkpoint is None else checkpoints.find(out, checkpoint)
         source, described, model = begin(recipe, out, resume_from, descriptions)
         method = model.method
-        validator = make_validator(recipe, model, descriptions, store=rank() == 0)
+        validator = None
+        if recipe.data.validation:
+            validator = Validator(recipe, model, descriptions, store=rank() == 0)
         crop = make_crop(recipe.data, source, model, device)
         train_set = TrainSet(
             described, model.tokenizer, crop, recipe.data.texts, context=method.context,
             seed=recipe.train.seed, parts=method.parts, chunking=method.chunking, provider=provider,
         )  # fmt: skip
-        notes = *remarks(described), *recipe.remarks(), *_announce(train_set, method, device)
+        notes = *remarks(described), *settings_notes, *_announce(train_set, method, device)
         texts = cached_texts(recipe, described, model, device)
         paths = *recipe.data.paths, *recipe.data.validation
         job = Run(

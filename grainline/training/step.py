@@ -119,7 +119,7 @@ def _in_chunks(encode: Callable[[T], Any], batch: T, length: int, chunk: int | N
 class LoraConfig(Config):
     """Rank and scale of the matrices, and the layers that get them."""
 
-    rank: int = Field(8, gt=0)
+    rank: int = Field(8, gt=0)  # of the product B A
     alpha: float = Field(16.0, gt=0)  # B A is multiplied by alpha / rank
     dropout: float = Field(0.0, ge=0, lt=1)  # of the inputs of A, in training
     # Regular expression for whole names of linear layers; None: the projections of attention.
