@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 import grainline
 from grainline.cli.main import app
+from grainline.cli.options import QUIET, next_step
 from grainline.recipes import about, is_ablation, names
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train as train_recipe
@@ -58,12 +59,43 @@ def train(folder: Path, *more: object) -> list[object]:
 
 
 @pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("train clip/fi", ["clip/finetune"]),
+        ("recipes himo/pa", ["himo/paper"]),
+        ("suites retr", ["retrieval"]),
+        ("evaluate x --suite long", ["long-retrieval"]),
+        ("evaluate x --suite retrieval --set pro", ["protocol="]),
+        ("train tgt/scenes --set data.wor", ["data.workers="]),
+        ("train tgt/scenes --set model.text.gro", ["model.text.groups="]),
+    ],
+)
+def test_the_shell_completes_recipes_suites_and_fields(
+    typed: str, offered: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["grainline", *typed.split()]
+    monkeypatch.setenv("_GRAINLINE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    assert call() == 0
+    assert capsys.readouterr().out.split() == offered
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["trian"], "No such command 'trian'"),
         (["data"], "Missing command"),
         (["train"], "Missing argument 'recipe'"),
         (["train", "clip/scenes", "--out", "x", "--colour", "red"], "No such option: --colour"),
+        (["train", "clip/scenes", "more.csv", "--out", "x"], "Data is given by --data more.csv."),
+        (["evaluate", "x", "val.csv"], "Data is given by --data val.csv."),
+        (
+            ["train", "clip/scenes", "--max-steps", "5"],
+            "Fields of the recipe go by --set train.max_steps=VALUE.",
+        ),
+        (["train", "clip/scenes", "--lr", "5"], "by --set train.optimizer.lr=VALUE."),
+        (["evaluate", "x", "--protocol", "coco-5k"], "Options of a suite go by --set protocol=VALUE."),
         (["suites", "a", "b"], "Got unexpected extra argument(s) (b). See"),
         (
             ["evaluate", "x", "--batch-size", "many"],
@@ -307,6 +339,10 @@ def test_wrong_options_of_evaluate_are_one_line(
     arguments: list[str], said: str, trained: Path, capsys: Capture
 ) -> None:
     assert said in complaint(capsys, "evaluate", trained, "--data", "scenes:dev?count=4", *arguments)
+
+
+def test_a_model_behind_the_data_comes_first(trained: Path, capsys: Capture) -> None:
+    assert "The model comes first. See" in complaint(capsys, "evaluate", "val.csv", trained)
 
 
 def test_wrong_input_of_encode_is_one_line(trained: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -563,3 +599,17 @@ def test_every_option_has_a_help_and_the_default_of_the_function() -> None:
 def test_the_version_is_printed(capsys: Capture) -> None:
     assert call("--version") == 0
     assert capsys.readouterr().out == f"grainline {grainline.__version__}\n"
+
+
+def test_the_next_command_is_named_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    next_step("grainline", "serve", "my photos.index")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    next_step("grainline", "serve", "my photos.index")
+    assert capsys.readouterr().err == "next: grainline serve 'my photos.index'\n"
+    assert call("recipes", "--quiet") == 0
+    next_step("grainline", "serve", "x")
+    assert capsys.readouterr().err == ""
+    QUIET.set(False)

@@ -32,7 +32,7 @@ def test_the_demo_writes_a_page_that_needs_no_network(made: Path) -> None:
     page = (made / "report.html").read_text()
     assert "Text to image R@1" in page
     assert page.count("<img") >= 6 * 5  # six examples with five images each
-    order = ["What the model sees", "Numbers", "Training curves", "Next"]
+    order = ["What the model sees", "A query of several sentences", "Numbers", "Training curves", "Next"]
     assert [page.rindex(f">{title}") for title in order] == sorted(
         page.rindex(f">{title}") for title in order
     )

@@ -73,14 +73,3 @@ def test_encoders_of_other_sizes_are_refused(
         assert code == 2, err
         assert said in err
         assert "Traceback" not in err
-
-
-def test_every_tensor_that_both_have_is_copied_and_the_others_are_named() -> None:
-    clip = CLIP(parse(CLIPConfig, TINY, "test"))
-    beta = BetaCLIP(parse(BetaCLIPConfig, override(TINY, ["scale=3"]), "test"))
-    new = copy_weights(beta, clip.state_dict(), "x")
-    assert {name.partition(".")[0] for name in new} == {"pool", "pool_scale"}
-    for name, x in clip.state_dict().items():
-        assert torch.equal(beta.state_dict()[name], x)
-    with pytest.raises(UserError, match="has no towers"):
-        copy_weights(beta, {}, "x")

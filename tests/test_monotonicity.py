@@ -39,7 +39,6 @@ from grainline.evaluation.suites.monotonicity import (
 )
 from grainline.report.case import cases_html
 from grainline.report.charts import added, subtext_case
-from grainline.types import Encoded
 
 CONTEXT = 12  # words
 

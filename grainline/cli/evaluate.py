@@ -14,7 +14,10 @@ from grainline.cli.options import (
     Model,
     check,
     check_model,
+    fields_of,
     from_signature,
+    names_of,
+    next_step,
 )
 from grainline.errors import UserError
 from grainline.progress import progress
@@ -28,8 +31,8 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     vectors: list[str] | None = None,
     pairs: Path | None = None,
     scores: Path | None = None,
-    suite: str = "retrieval",
-    changes: Annotated[list[str] | None, typer.Option("--set")] = None,
+    suite: Annotated[str, typer.Option(autocompletion=names_of)] = "retrieval",
+    changes: Annotated[list[str] | None, typer.Option("--set", autocompletion=fields_of)] = None,
     descriptions: Descriptions = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     batch_size: BatchSize = 64,
@@ -68,10 +71,17 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command
     print(as_text(result))
     for path in filter(None, (settings["json"], settings["html"])):
         print(f"written: {path}")
+    more = ["--data", *(data or ()), "--suite", suite]
+    if model is not None and settings["json"] is not None:
+        next_step("grainline", "evaluate", "ANOTHER_MODEL", *more, "--compare-to", settings["json"])
+    elif model is not None:
+        next_step("grainline", "evaluate", model, *more, "--html", "out.html")
 
 
 @from_signature()
-def suites(name: Annotated[str | None, typer.Argument(show_default=False)] = None) -> None:
+def suites(
+    name: Annotated[str | None, typer.Argument(autocompletion=names_of, show_default=False)] = None,
+) -> None:
     """List the suites of `grainline evaluate`, or the options of one.
 
     name  a suite, for its options

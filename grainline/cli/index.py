@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from grainline.cli.options import HELP, check_model, from_signature
+from grainline.cli.options import HELP, check_model, from_signature, next_step
 from grainline.errors import UserError, amount, escape_controls
 from grainline.progress import progress
 

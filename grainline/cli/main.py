@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import re
 import sys
+from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -16,6 +18,7 @@ from grainline.cli.data import data
 from grainline.cli.options import (
     DATA,
     HELP,
+    QUIET,
     SEARCH,
     START,
     TRAIN,
@@ -24,6 +27,8 @@ from grainline.cli.options import (
     check,
     check_model,
     from_signature,
+    names_of,
+    next_step,
 )
 from grainline.errors import UserError, escape_controls, path_of
 from grainline.stop import Stopped
@@ -37,7 +42,7 @@ app = typer.Typer(
 )
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
-SWITCHES = ("--trust-code",)  # taken behind the command too
+SWITCHES = ("--quiet", "-q", "--trust-code")  # taken behind the command too
 VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors", "--results")
 
 
@@ -48,9 +53,11 @@ def top(
     trust_code: Annotated[
         bool, typer.Option("--trust-code", help="Import classes outside grainline that a model names.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help='Print no line "next:".')] = False,
 ) -> None:
     from grainline.config import trusting
 
+    QUIET.set(quiet)
     context.with_resource(trusting(sys.argv, everything=trust_code))
     if version:
         print(f"grainline {__version__}")
@@ -67,6 +74,7 @@ def demo(
     from grainline.training.demo import demo as run
 
     run(out, changes or [])
+    next_step("grainline", "evaluate", out, "--data", "scenes:dev?count=500", "--suite", "probes")
     print(
         'On photographs: pip install "grainline[starter]" -c constraints.txt && '
         "grainline train photos/starter --data photos/ --out runs/starter"
@@ -78,7 +86,9 @@ app.command(rich_help_panel=START, epilog="Example: grainline photos ~/Photos")(
 
 @app.command(rich_help_panel=START, epilog="Example: grainline recipes clip/finetune")
 @from_signature()
-def recipes(name: Annotated[str | None, typer.Argument(show_default=False)] = None) -> None:
+def recipes(
+    name: Annotated[str | None, typer.Argument(show_default=False, autocompletion=names_of)] = None,
+) -> None:
     """List the recipes of the package, or print one. A method's name lists its ablations too.
 
     name  a recipe to print, or a method
@@ -108,7 +118,7 @@ def recipes(name: Annotated[str | None, typer.Argument(show_default=False)] = No
 )
 @from_signature("training/run.py:train", without=("callbacks",))
 def train(
-    recipe: str,
+    recipe: Annotated[str, typer.Argument(autocompletion=names_of)],
     *,
     out: Path | None = None,
     data: Data = None,
@@ -130,6 +140,7 @@ def train(
     last = run(recipe, out, data=data, validation=validation, changes=changes or (), **settings)
     if os.environ.get("RANK", "0") == "0":  # torchrun starts several of us
         print(f"trained: {last}")
+        next_step("grainline", "evaluate", out or recipe, "--data", *(validation or ["OTHER_DATA"]))
 
 
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --data photos/ --html x.html")(
@@ -210,7 +221,7 @@ def main() -> NoReturn:
             first = cause.errors()[0]
             error.message = f"{first['input']!r} is not allowed: {plain(first)}."
         command = "grainline" if error.ctx is None else error.ctx.command_path
-        _fail(f"{error.format_message().rstrip('.')}. See {command} --help.")
+        _fail(f"{error.format_message().rstrip('.')}. {_hint(error)}See {command} --help.")
     except UserError as error:
         _fail(str(error))
     except Stopped as stop:
@@ -240,11 +251,29 @@ def _run(arguments: list[str]) -> Any:
         raise UserError(f"{error.filename}: {error.strerror}") from error
 
 
+def _hint(error: Any) -> str:
+    """The place that a command has for a wrong option or argument; "" where it has none."""
+    options = {} if error.ctx is None else {one.name for one in error.ctx.command.params}
+    extra = re.search(r"unexpected extra argument\S* \((.*)\)", error.format_message())
+    if extra and "data" in options:
+        is_model = os.path.isfile(os.path.join(extra[1], "model.json"))
+        return "The model comes first. " if is_model else f"Data is given by --data {extra[1]}. "
+    name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    if name and "suite" in options and not getattr(error, "possibilities", None):
+        return f"Options of a suite go by --set {name}=VALUE. "
+    if name and "changes" in options and "suite" not in options:
+        from grainline.training.recipe import field_of
+
+        with suppress(UserError):
+            return f"Fields of the recipe go by --set {field_of(name)}=VALUE. "
+    return ""
+
+
 def _switches_first(arguments: list[str]) -> list[str]:
     """Switches of all commands stand before the command; without any command, help does.
 
-    >>> _switches_first(["encode", "runs/x", "photos/", "--trust-code"]), _switches_first([])
-    (['--trust-code', 'encode', 'runs/x', 'photos/'], ['--help'])
+    >>> _switches_first(["encode", "runs/x", "photos/", "-q"]), _switches_first(["--quiet"])
+    (['-q', 'encode', 'runs/x', 'photos/'], ['--quiet', '--help'])
     """
     first = [argument for argument in arguments if argument in SWITCHES]
     return first + ([argument for argument in arguments if argument not in SWITCHES] or ["--help"])

@@ -1,4 +1,4 @@
-"""Options of commands from the signatures of functions, and checks that need no torch.
+"""Options of commands from the signatures of functions, checks that need no torch, and the line "next:".
 
 The checks report a mistake that can be found without loading torch.
 """
@@ -6,7 +6,11 @@ The checks report a mistake that can be found without loading torch.
 import ast
 import inspect
 import re
+import shlex
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
 from copy import copy
 from functools import cache
 from pathlib import Path
@@ -14,10 +18,15 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
+from grainline.errors import UserError
+
 START, TRAIN, SEARCH, DATA = "First steps", "Train and measure", "Search", "Data and other programs"
 """Groups of commands in the help."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
+
+QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)
+"""Whether `--quiet` was given: no line "next:"."""
 
 PACKAGE = Path(__file__).parents[1]
 ROW = re.compile(r"^(\w+)  +(\S.*(?:\n +\S.*)*)\n?", re.MULTILINE)
@@ -105,8 +114,32 @@ MaxCorrupt = Annotated[float, typer.Option(min=0, max=1, help="Share of samples 
 SamplesPerShard = Annotated[int, typer.Option(min=1, help="Records in each tar.")]
 
 
+def names_of(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The recipes, or the suites, that begin so, for the shell."""
+    from grainline import recipes
+    from grainline.evaluation import SUITES
+
+    names = recipes.names() if ctx.info_name in ("recipes", "train") else SUITES
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def fields_of(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The fields of the recipe, or the options of the suite, that begin so, for the shell."""
+    names: list[str] = []
+    with suppress(UserError):  # of an unknown name
+        from grainline.evaluation.suite import suite_class
+        from grainline.training.recipe import read_recipe
+
+        if "suite" in ctx.params:
+            names += suite_class(ctx.params["suite"] or "retrieval").Options.model_fields
+        else:
+            names += read_recipe([*ctx.args, "maxsim/scenes"][0], []).settings()
+    return [f"{name}=" for name in names if name.startswith(incomplete)]
+
+
 RecipeChanges = Annotated[
-    list[str] | None, typer.Option("--set", help="Fields: train.max_steps=500 data.workers=2")
+    list[str] | None,
+    typer.Option("--set", help="Fields: train.max_steps=500 data.workers=2", autocompletion=fields_of),
 ]
 
 
@@ -137,3 +170,9 @@ def check_model(name: str) -> None:
 
     if not Path(name).exists():
         require_model_name(name)
+
+
+def next_step(*words: object) -> None:
+    """Say which command comes next, on stderr. Only on a terminal, and not with --quiet."""
+    if sys.stderr.isatty() and not QUIET.get():
+        print(f"next: {shlex.join(str(word) for word in words)}", file=sys.stderr)

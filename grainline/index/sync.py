@@ -16,7 +16,7 @@ from grainline.data.decode import now_decodable
 from grainline.data.formats.folder import without
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, checked, path_of
-from grainline.files import LOCK, Corrupt, one_writer, temporary_path, writing
+from grainline.files import LOCK, one_writer, temporary_path, writing
 from grainline.hub import fingerprint
 from grainline.index import store
 from grainline.index.calibration import (

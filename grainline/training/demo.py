@@ -28,8 +28,10 @@ from grainline.training.report import REPORT_FILE, curves
 from grainline.training.run import train
 
 RECIPE = "maxsim/scenes"
-SCENES = 6  # images on the page
+SCENES, LONG = 6, 5  # images on the page, and sentences of the query at least
+HITS = 3  # of the query
 SIDE = 384  # pixels of a scene on the page, where the model reads far fewer
+SUPPORT, ABSENT = 0.05, 0.2  # p up to which an image shows a sentence, and above which it does not
 ABOUT = (
     "A small model that learnt from drawn scenes and their captions to match each sentence with the patches"
     " that it speaks of. It has never seen the scenes below."
@@ -37,6 +39,12 @@ ABOUT = (
 SEES = (
     f"The {SCENES} unseen scenes with the fewest sentences. Point at a sentence, or choose it, to"
     " see where it shows more than sentences about other scenes do. Those in grey show nowhere more."
+)
+
+FINDS = (
+    f"The model ranks {{images:,}} scenes by how well each shows all sentences. p is the share of sentences"
+    f" about other scenes that score as high in an image: it shows a sentence up to {SUPPORT:g}, and does not"
+    f" above {ABSENT:g}."
 )
 
 
@@ -73,6 +81,7 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
     details = [("Training curves", charts(curves(read_log(out)))), *((one.title, one.body) for one in others)]
     sections = [
         Section("What the model sees", _sees(evaluation)),
+        *_query(evaluation),
         metrics_section(tables)._replace(title="Numbers"),
         Section("Details", Markup().join(folded(title, body) for title, body in details)),
         Section("Next", render("next.html", commands=commands(out))),
@@ -122,7 +131,36 @@ def _sees(evaluation: Evaluation) -> Markup:
     short = sorted(range(len(own)), key=lambda i: len(sentences(data.strings[i])))[:SCENES]
     cases = [Case("", look=_look(evaluation, own[i], data.strings[i])) for i in short]
     parts = [cases_html(cases[i : i + SCENES // 2], f"sees{i}n") for i in range(0, len(cases), SCENES // 2)]
-    return render("rows.html", lead=SEES, parts=parts)
+    return render("rows.html", kind="sees", lead=SEES, parts=parts)
+
+
+def _query(evaluation: Evaluation) -> list[Section]:
+    """The first caption of several sentences as a query: its hits, and which sentences each shows."""
+    model, data = evaluation.model, evaluation.data
+    text = next((text for text in data.strings if len(sentences(text)) >= LONG), "")
+    if not text:
+        return []
+    score = model.score(data.images, [text])[:, 0]
+    parts = sentences(text)
+    foreign = [sentences(other)[0].text for other in data.strings if other != text]
+    cases = []
+    for rank, row in enumerate(score.argsort(descending=True)[:HITS].tolist(), 1):
+        image = evaluation.image(row)
+        look = _look(evaluation, row, text)
+        null = model.score([image], foreign)[0]
+        judged = []
+        for one in look.sentences:
+            p = float((null >= one.score).float().mean())
+            verdict = "shows" if p <= SUPPORT else "does not" if p > ABSENT else "cannot tell"
+            judged.append(one._replace(place=f"p {p:.3f}", verdict=verdict))
+        number = sum(one.verdict == "shows" for one in judged)
+        right = (
+            "the scene that it describes" if row == int(data.texts.image[data.strings.index(text)]) else ""
+        )
+        title = f"{rank}. shows {number} of {len(parts)} sentences"
+        cases.append(Case(title, right, look=look._replace(sentences=judged)))
+    quote = render("rows.html", kind="hits", lead=text, parts=[cases_html(cases, "hit")])
+    return [Section("A query of several sentences", hint(FINDS.format(images=len(data.keys))) + quote)]
 
 
 def _numbers(results: dict[str, Result], encodings: Encodings, steps: str) -> dict[str, str]:
