@@ -213,9 +213,10 @@ class TextTokenizer:
             (home / CONFIG).write_text(config + "\n", encoding="utf-8")
 
 
-def meta_text(tokenizer: TextTokenizer, content: bytes) -> str:
-    """The content of `tokenizer_meta.json`, with the sha256 of that of `tokenizer.json`."""
-    return json.dumps(tokenizer.meta() | {"sha256": hashlib.sha256(content).hexdigest()}, indent=2) + "\n"
+def meta_text(tokenizer: TextTokenizer, content: bytes | None) -> str:
+    """The content of `tokenizer_meta.json`, with the sha256 of that of `tokenizer.json` if it is given."""
+    seal = {} if content is None else {"sha256": hashlib.sha256(content).hexdigest()}
+    return json.dumps(tokenizer.meta() | seal, indent=2) + "\n"
 
 
 # Byte-pair encoding in CLIP's form: its byte alphabet, its split into words, and how merges are learnt.
