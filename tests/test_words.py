@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted(path for path in (ROOT / "grainline").rglob("*.py"))
 VOCABULARIES = "data/scenes/words.py", "data/phrases/lexicon.py", "data/captions.py"  # words of captions
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if page.name != "LOG.md"]  # it quotes names of its time
 TEMPLATES = sorted(p for p in (ROOT / "grainline").rglob("*") if p.suffix in (".html", ".js", ".css"))
@@ -95,4 +96,22 @@ def test_docstrings_begin_with_what_a_thing_is() -> None:
                 text = ast.get_docstring(node) or "None"
                 if text.split()[0].strip(".,:;") in HEADLESS:
                     wrong.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert not wrong
+
+
+PREPOSITIONS = frozenset(["of", "at", "by", "here", "given", "there", "to"])
+TOLD = frozenset(["told", "seen", "found", "mine", "held"])
+
+
+@pytest.mark.parametrize(("paths", "words"), [(PACKAGE, PREPOSITIONS), (TESTS, TOLD)])
+def test_no_variable_is_a_preposition_or_says_what_was_done_to_it(
+    paths: list[Path], words: frozenset[str]
+) -> None:
+    wrong = []
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else None
+            name = node.arg if isinstance(node, ast.arg) else name
+            if name in words:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
     assert not wrong
