@@ -58,7 +58,7 @@ class Kind(NamedTuple):
         return content_of(record.image) if self.home else b""
 
 
-def make(  # noqa: PLR0913 - each is a choice of the caller
+def make(  # noqa: PLR0913 - each is a choice of the caller; long, for its steps share the state of a batch
     kind: Kind,
     source: Source,
     compute: Callable[[Tensor], Tensor],

@@ -69,13 +69,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 
 def in_other_script(text: str) -> bool:
-    """Whether most letters are of other alphabets than the Latin one.
-
-    >>> in_other_script("两只狗 (2 dogs)"), in_other_script("Ein Hund läuft. Это")
-    (False, False)
-    >>> in_other_script("Это собака"), in_other_script("两只狗")
-    (True, True)
-    """
+    """Whether most letters are of other alphabets than the Latin one."""
     letters = [] if text.isascii() else _LETTER.findall(text)
     return sum(letter > "\u024f" for letter in letters) * 2 > len(letters)
 

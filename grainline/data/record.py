@@ -58,13 +58,7 @@ class Record(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """The fullest text there is: the long description, else all captions joined as sentences.
-
-        >>> Record("a", b"", ("A dog runs .", "It is brown")).whole
-        'A dog runs. It is brown.'
-        >>> Record("a", b"", ("A dog runs.",), long="A dog runs over wet sand. The sea is grey.").whole
-        'A dog runs over wet sand. The sea is grey.'
-        """
+        """The fullest text there is: the long description, else all captions joined as sentences."""
         return self.long or as_sentences(self.captions)
 
 
@@ -148,9 +142,6 @@ def misplaced(record: Record, size: tuple[int, int]) -> str:
     """The first region outside its image or text, and why; "" without one.
 
     size  width and height of the stored image
-
-    >>> misplaced(Record("a", b"", ("A dog.",), regions=(Region("dog", (9, 0, 12, 4)),)), (8, 8))
-    'dog: its box is outside the image of 8 x 8 pixels'
     """
     texts = {f"captions.{i}": text for i, text in enumerate(record.captions)}
     texts |= {f"others.{i}": text for i, text in enumerate(record.others)}

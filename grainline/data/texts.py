@@ -213,9 +213,6 @@ def balanced_chunks(text: str, number: int, chunking: Chunking) -> list[str]:
     """A text as `number` sub-captions of whole sentences, always the same ones; the larger ones come first.
 
     A text with fewer sentences repeats them in turn. One without any gives empty sub-captions.
-
-    >>> balanced_chunks("A dog. A cat. A bird.", 2, Chunking()), balanced_chunks("A dog.", 2, Chunking())
-    (['A dog. A cat.', 'A bird.'], ['A dog.', 'A dog.'])
     """
     pieces = split_sentences(text, chunking.splitter) or [""]
     if len(pieces) < number:

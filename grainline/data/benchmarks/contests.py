@@ -167,12 +167,8 @@ class _Items(Foiled):
 
     def pairs(self, content: Any) -> list[tuple[str, Foil]]:
         rows = (_valid(self.item, row, f"item {name} of {self._file}") for name, row in content.items())
-        used = [tuple(row.__dict__.values()) for row in rows if self.usable(row)]
+        used = [tuple(row.__dict__.values()) for row in rows if getattr(row, "usable", True)]
         return [(image, Foil(foil, true, Path(self._file).stem)) for image, true, foil, *_ in used]
-
-    def usable(self, item: Any) -> bool:  # noqa: ARG002
-        """Whether the benchmark has the item."""
-        return True
 
 
 # SugarCrepe (`sugarcrepe:replace_obj.json`): captions of COCO and foils that read as well as they do.
@@ -212,6 +208,11 @@ class _ValseItem(Fields):
     foil: Text
     mturk: _Votes
 
+    @property
+    def usable(self) -> bool:
+        """Whether enough people chose the caption."""
+        return self.mturk.caption >= VOTES
+
 
 class Valse(_Items):
     """The images of one piece of VALSE. Raises UserError."""
@@ -227,10 +228,6 @@ class Valse(_Items):
             reason = f"fewer than {VOTES} people chose their caption"
             self.remarks = (f"{number} of {all_items} items are left out: {reason}",)
         return pairs
-
-    def usable(self, item: _ValseItem) -> bool:
-        """Whether enough people chose the caption."""
-        return item.mturk.caption >= VOTES
 
 
 # SVO-Probes: a sentence, an image that shows it, and one in which subject, verb or object is another.

@@ -178,9 +178,8 @@ class _Coco(ListedImages):
         entries = self.images(content)
         self.left_out = sum(len(entry.record.captions[CAPTIONS:]) for entry in entries)
         if self.left_out:
-            self.remarks = (
-                f"{self.left_out} captions beyond the first {CAPTIONS} of their image are left out",
-            )
+            others = f"beyond the first {CAPTIONS} of their image"
+            self.remarks = (f"{self.left_out} captions {others} are left out",)
         if not any(entry.record.captions for entry in entries):
             raise no_text(self._file, f"of its {len(entries)} images", entries)
         records = [entry.record._replace(captions=entry.record.captions[:CAPTIONS]) for entry in entries]

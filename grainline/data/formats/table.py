@@ -115,13 +115,7 @@ def unnamed(columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def choose_columns(columns: Iterable[str], options: Mapping[str, str], file: str) -> dict[str, str]:
-    """The columns of the image, the caption and the long text. Raises UserError.
-
-    >>> choose_columns(["id", "Filename", "title"], {}, "a.csv")
-    {'image': 'Filename', 'caption': 'title'}
-    >>> choose_columns(["photo", "title"], {"image": "photo"}, "a.csv")
-    {'image': 'photo', 'caption': 'title'}
-    """
+    """The columns of the image, the caption and the long text. Raises UserError."""
     present = sorted(str(name) for name in columns if name != "")
     lower = {name.lower(): name for name in reversed(present)}
     roles: dict[str, str] = {}
