@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,7 +214,8 @@ def _stamp(folder: Path) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-class Job(NamedTuple):
+@dataclass(eq=False)
+class Job:
     """A request that waits for its answer."""
 
     request: Any
