@@ -148,7 +148,7 @@ class Engine:
             heat=index.model.method.has_layout,
             calibrated_texts=images >= MIN_IMAGES and not reader.built_in_texts,
             calibrated_images=images >= MIN_IMAGES,
-            validated=index.validated,
+            validated=index.model.weakness,
             notes=list(index.notes()) if images else [],
             samples=[sample_out(reader.rows[row]) for row in self.now.samples],
             examples=self.now.examples,
