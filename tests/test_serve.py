@@ -633,3 +633,16 @@ def test_examples_of_drawn_scenes_are_for_models_of_drawn_scenes(
     tries = examples(index)
     assert tries
     assert (set(tries) <= set(PHOTOGRAPHS)) == general
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grainline.web.guard.SENDING", 0.2)
+    with running(Engine(made / "index", MODEL)) as client:
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address, timeout=PATIENCE) as slow:
+            slow.sendall(
+                b"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            )
+            slow.sendall(b"Content-Length: 100\r\n\r\n{")
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        assert ask(client).status_code == 200

@@ -27,6 +27,7 @@ from grainline.config import parse
 from grainline.index.sync import build
 from grainline.web.engine import Engine
 from grainline.web.guard import HEADERS, Limits
+from grainline.web.server import listening
 
 MODEL = tiny_model()
 BEGUN = b"GET /api/index HTTP/1.1\r\nHost: localhost\r\n"
@@ -110,6 +111,11 @@ def test_a_client_that_takes_no_answer_is_dropped(engine: Engine, monkeypatch: p
 
         until(dropped)
         assert client.get("/api/index").status_code == 200
+
+
+def test_the_body_of_a_response_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
+    with listening("127.0.0.1", 0) as listener:
+        assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # Number
