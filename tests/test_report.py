@@ -147,47 +147,33 @@ def test_foils_are_shown_from_the_most_wrong_and_the_most_right() -> None:
             assert true - false == pytest.approx(difference, abs=6e-4)
 
 
-def sorted_by_class(method: str, folder: Path) -> Evaluation:
-    """Nine images of three classes, one of which is broken."""
+def test_classified_images_are_shown_from_the_most_wrong_and_the_most_right(tmp_path: Path) -> None:
     for i in range(9):
-        photo(folder / f"{'abc'[i % 3]} thing" / f"{i:02}.png", i)
-    (folder / "a thing" / "03.png").write_bytes(b"no image")
-    model, source = tiny_model(method), open_source(f"classes:{folder}")
+        photo(tmp_path / f"{'abc'[i % 3]} thing" / f"{i:02}.png", i)
+    (tmp_path / "a thing" / "03.png").write_bytes(b"no image")
+    model, source = tiny_model("clip"), open_source(f"classes:{tmp_path}")
     data = ZeroshotSuite().encode(model, source, Settings(max_corrupt=0.5))
     result = ZeroshotSuite().measure(model.method, data, Settings(resamples=10))
-    return Evaluation(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
-
-
-@pytest.mark.parametrize("method", ["clip", "maxsim"])
-def test_classified_images_are_shown_from_the_most_wrong_and_the_most_right(
-    method: str, tmp_path: Path
-) -> None:
-    on = sorted_by_class(method, tmp_path)
+    on = Evaluation(model, source, data, result._replace(settings=result.settings | {"model": "tiny"}))
     worst, best = (part.cases for part in ZeroshotSuite().cases(on, 9))
-    assert len(worst) == 8, "the broken one is not there"
     assert [one.alt for one in best] == [one.alt for one in worst[::-1]]
     margin = [margin_of(one.texts[0][0]) for one in worst]
     assert margin == pytest.approx(sorted(margin), abs=2e-3)
-    assert len({one.alt for one in worst}) == 8
-    names = on.result.queries["classes"]
+    assert len({one.alt for one in worst}) == len(worst) == 8, "the broken one is not there"
+    names = result.queries["classes"]
     for one, difference in zip(worst, margin, strict=True):
         name = one.alt.removeprefix("image ")
-        row = on.data.keys.index(name)
         prompts = [template.replace("{}", name) for name in names for template in TEMPLATES]
-        images, texts = on.model.encode(images=[tmp_path / name]), on.model.encode(texts=prompts)
-        if method == "maxsim":
-            score = on.model.score(images, texts)[0].view(3, -1).mean(1)
-        else:
-            mean = texts.vector.view(3, len(TEMPLATES), -1).mean(1)
-            score = images.vector[0] @ torch.nn.functional.normalize(mean, dim=-1).T
-        true = names.index(name.split("/")[0])
-        other = max((i for i in range(3) if i != true), key=lambda i: float(score[i]))
-        assert [text for _, text in one.texts] == [names[true], names[other]]
-        assert difference == pytest.approx(float(score[true] - score[other]), abs=6e-4)
-        rank = on.result.queries["rank"][row]
-        assert one.detail == f"true class at rank {rank} of 3, {name}"
-        assert one.right == (rank == 1)
-    mistakes = confusions(on.result.queries)
+        mean = model.encode(texts=prompts).vector.view(3, len(TEMPLATES), -1).mean(1)
+        vector = model.encode(images=[tmp_path / name]).vector[0]
+        score = dict(zip(names, (torch.nn.functional.normalize(mean, dim=-1) @ vector).tolist(), strict=True))
+        true = name.split("/")[0]
+        other = max(names, key=lambda one: -9 if one == true else score[one])
+        assert [text for _, text in one.texts] == [true, other]
+        assert difference == pytest.approx(score[true] - score[other], abs=6e-4)
+        rank = result.queries["rank"][data.keys.index(name)]
+        assert (one.detail, one.right) == (f"true class at rank {rank} of 3, {name}", rank == 1)
+    mistakes = confusions(result.queries)
     assert sum(images for _, _, images in mistakes) == sum(not one.right for one in worst) > 0
 
 

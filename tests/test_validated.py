@@ -8,6 +8,7 @@ from indexes import TEXTS, photos, saved, texts, tiny_model
 from runs import call
 
 from grainline.index.search import open_index
+from grainline.web.engine import Engine
 
 WEAK = (
     "This run is near chance: it finds the right image of its validation data at rank 271.5 of 575 (median)."
@@ -30,4 +31,5 @@ def test_a_search_says_it_in_the_terminal_on_the_page_and_in_json(
     assert json.loads(out.read_text())["validated"] == WEAK
     moved = run.rename(tmp_path / "moved")
     assert open_index(tmp_path / "index", str(moved)).validated == WEAK
+    assert Engine(tmp_path / "index", str(moved)).about(1).validated == WEAK
     assert open_index(tmp_path / "index", tiny_model()).validated == ""

@@ -20,6 +20,7 @@ from grainline.index.calibration import (
     BACKGROUND,
     BUILT_IN,
     DUPLICATE,
+    NAMES,
     Calibration,
     CalibrationTexts,
     Standard,
@@ -53,7 +54,6 @@ class IndexReader:
         self.rows: list[store.Row] = [self.segments[i].rows[row] for i, row in self.locations.tolist()]
         self.hashes = [row.sha256 for row in self.rows]
         self.numbers = {row.path: i for i, row in enumerate(self.rows)}
-        self._best: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -113,7 +113,7 @@ class IndexReader:
         score = self.take(store.NULL_SENTENCES, self.background).astype(np.float64)
         level = sentence_level(score, ~self._described_background)
         names, place = (store.NULL_TEXTS, store.NULL_SPANS), np.arange(len(level))
-        hits = [self.take(store.NULL_SENTENCES, self._hits(name)[1])[place, place] for name in names]
+        hits = [self.take(store.NULL_SENTENCES, self._hits[name][1])[place, place] for name in names]
         # The calibration texts with images of their own, as if these images were in the index.
         image_scores = self.calibration_texts.image_scores
         which = np.array([i for i, pair in enumerate(image_scores) if pair is not None], np.int64)
@@ -144,13 +144,12 @@ class IndexReader:
 
     def _standard_best(self, name: str) -> np.ndarray:
         """Standardised scores of the best hits of calibration texts: [Q]"""
-        return self._standard(name).apply(self._hits(name)[0])
+        return self._standard(name).apply(self._hits[name][0])
 
-    def _hits(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    @cached_property
+    def _hits(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Scores and rows of the best hits of the calibration texts, without their own images: [Q] each"""
-        if name not in self._best:
-            self._best[name] = best_hits(self._blocks(name))
-        return self._best[name]
+        return {name: best_hits(self._blocks(name)) for name in NAMES}
 
     def _blocks(self, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Scores of calibration texts by segment, and whether they describe the image: [R, Q] both"""

@@ -6,7 +6,7 @@ same command is run again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -37,8 +37,7 @@ from grainline.index.image_files import (
 from grainline.index.writer import CHUNK, NewImage, Writer, square
 from grainline.loading import load
 from grainline.model import Model
-
-Progress = Callable[[int, int], None]  # images done, images in all
+from grainline.progress import Progress
 
 
 class Report(NamedTuple):

@@ -158,7 +158,7 @@ def local(host: str) -> bool:
 def is_own_name(name: str, host: str) -> bool:
     """Whether a name in the Host header means a server that listens at `host`.
 
-    Not only for this machine also every IP address counts, which cannot be rebound, and the machine's name.
+    Where other machines can reach it, every IP address does, which cannot be rebound, and the machine's name.
 
     >>> [is_own_name(name, "127.0.0.1") for name in ("localhost", "127.0.0.1", "192.168.0.7", "evil.example")]
     [True, True, False, False]
@@ -236,7 +236,7 @@ class Guard:
     """ASGI middleware that checks requests and reads their bodies."""
 
     def __init__(self, app: ASGIApp, limits: Limits, host: str) -> None:
-        """host  where the server listens"""
+        """host: where the server listens"""
         self.app, self.limits, self.host = app, limits, host
         self.requests, self.bytes = Pool(REQUESTS, limits.share), Pool(BUFFERED, limits.share)
 
@@ -248,10 +248,11 @@ class Guard:
         send = _with_headers(send, scope["path"], sent)
         client = client_of(scope, self.limits.behind_proxy)
         runs = scope["path"] != HEALTH and self.requests.take(client)
-        sizes: list[int] = []
+        pieces: list[bytes] = []
         try:
             self._admit(scope, runs)
-            body = [await self._body(scope, receive, client, sizes)]
+            await self._read(scope, receive, client, pieces)
+            body = [b"".join(pieces)]
 
             async def replayed() -> Message:
                 return {"type": "http.request", "body": body.pop()} if body else await receive()
@@ -271,7 +272,7 @@ class Guard:
         finally:
             if runs:
                 self.requests.give(client)
-            self.bytes.give(client, sum(sizes))
+            self.bytes.give(client, sum(map(len, pieces)))
 
     def _admit(self, scope: Scope, runs: bool) -> None:
         """Raises HTTPException. runs: whether the request is among those that may run"""
@@ -288,29 +289,26 @@ class Guard:
             if headers.get("content-type", "").partition(";")[0].strip().lower() != expected:
                 raise HTTPException(415, f"the content type must be {expected}")
 
-    async def _body(self, scope: Scope, receive: Receive, client: str, sizes: list[int]) -> bytes:
-        """The whole body. sizes: gets the number of bytes of every piece. Raises HTTPException."""
+    async def _read(self, scope: Scope, receive: Receive, client: str, pieces: list[bytes]) -> None:
+        """Read the whole body into a list. Raises HTTPException."""
         most = IMAGE if scope["path"] == UPLOAD else BODY
         too_large = HTTPException(413, f"the request is too large; at most {most:,} bytes are allowed")
         length = Headers(scope=scope).get("content-length", "0")
         if not length.isdecimal() or int(length) > most:
             raise too_large
-        pieces = []
+        message: Message = {"more_body": True}
         try:
             async with asyncio.timeout(SENDING):
-                while True:
+                while message.get("more_body", False):
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise HTTPException(400, "the request was broken off")
                     piece = message.get("body", b"")
-                    if sum(sizes) + len(piece) > most:
+                    if sum(map(len, pieces)) + len(piece) > most:
                         raise too_large
                     if not self.bytes.take(client, len(piece)):
                         raise HTTPException(503, "too much is being sent at a time; try again in a moment")
                     pieces.append(piece)
-                    sizes.append(len(piece))
-                    if not message.get("more_body", False):
-                        return b"".join(pieces)
         except TimeoutError:
             raise HTTPException(408, f"the request was not sent within {SENDING:g} s") from None
 

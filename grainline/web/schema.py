@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
 
 from grainline.index.search import Match, QueryHits, Verdict, as_json
 from grainline.index.store import Row
@@ -26,20 +26,14 @@ Name = Annotated[
 ]
 
 
-class StrictModel(BaseModel):
-    """A request without unknown fields."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class TextQuery(StrictModel):
+class TextQuery(BaseModel, extra="forbid"):
     """A description, in one or many sentences."""
 
     text: QueryText
     k: Number = 12
 
 
-class HeatQuery(StrictModel):
+class HeatQuery(BaseModel, extra="forbid"):
     """An image of an answer, and the text that found it."""
 
     image: Name
