@@ -50,7 +50,7 @@ from grainline.files import (
 )
 from grainline.system import read_plain
 
-VERSION = 7
+VERSION = 6
 NPY = ".npy"  # the arrays, checked page by page; all other files are read and checked whole
 MANIFEST, SEGMENTS, CALIBRATION, ANN, ROWS = "manifest.json", "segments", "calibration", "ann", "rows.jsonl"
 VECTORS, TOKENS, MASK = "vectors", "tokens", "mask"
