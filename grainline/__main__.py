@@ -5,7 +5,7 @@ import sys
 
 from grainline.cli.main import main
 
-if __name__ == "__main__":  # not in the processes of web/decoders.py
+if __name__ == "__main__":  # not in the processes of web/guard.py that decode images
     try:
         main()
     except SystemExit as end:

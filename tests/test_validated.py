@@ -30,6 +30,6 @@ def test_a_search_says_it_in_the_terminal_on_the_page_and_in_json(
     assert WEAK in page.read_text(encoding="utf-8")
     assert json.loads(out.read_text())["validated"] == WEAK
     moved = run.rename(tmp_path / "moved")
-    assert open_index(tmp_path / "index", str(moved)).validated == WEAK
+    assert open_index(tmp_path / "index", str(moved)).model.weakness == WEAK
     assert Engine(tmp_path / "index", str(moved)).about(1).validated == WEAK
-    assert open_index(tmp_path / "index", tiny_model()).validated == ""
+    assert open_index(tmp_path / "index", tiny_model()).model.weakness == ""

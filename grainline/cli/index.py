@@ -147,8 +147,8 @@ def _print_hits(results: Any, image_index: Any) -> None:
     if not sys.stdout.isatty():
         for note in dict.fromkeys(note for result in results for note in result.notes):
             _say(note)
-    if image_index.validated:
-        _say(image_index.validated)
+    if image_index.model.weakness:
+        _say(image_index.model.weakness)
 
 
 def _write_files(

@@ -92,7 +92,7 @@ def write_json(path: Path, results: Sequence[QueryHits], index: Index) -> None:
         "images": manifest.root,
         "image_count": len(index),
         "model_id": manifest.model_id._asdict(),
-        "validated": index.validated,
+        "validated": index.model.weakness,
         "calibration_texts": index.reader.calibration_texts.source,
         "results": [as_json(result) for result in results],
     }
@@ -138,7 +138,7 @@ def write_html(
         sections.append(_section(number, result, image, index, options.level))
     manifest = index.reader.manifest
     foot = [f"Index: {index.reader.folder}", f"Images: {manifest.root}", f"Model: {manifest.model_id.path}"]
-    lines = [*([index.validated] if index.validated else []), *_reading(options, images)]
+    lines = [*([index.model.weakness] if index.model.weakness else []), *_reading(options, images)]
     if len(first) < len(results):
         lines.append(f"The first {len(first)} of {len(results)} queries; all are in the file of --json.")
     reading = macro("parts.html", "folded", "How to read this page", Markup().join(map(hint, lines)))

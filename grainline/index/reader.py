@@ -92,10 +92,6 @@ class IndexReader:
         """Standardised best scores of the calibration sentences, sorted, for queries of one: [Q]"""
         return np.sort(self._standard_best(store.NULL_SENTENCES))
 
-    def null_scores(self, count: int) -> np.ndarray:
-        """Sorted best scores of queries of so many sentences without a match."""
-        return self.null_sentence_scores if count == 1 else self.calibration.best(count)
-
     @cached_property
     def null_image_scores(self) -> np.ndarray:
         """Sorted similarities of background images with their nearest neighbours: [B]

@@ -117,11 +117,6 @@ class Index:
     def __len__(self) -> int:
         return len(self.reader)
 
-    @property
-    def validated(self) -> str:
-        """A sentence that the run of the model is near chance on its validation data; "" where it is not."""
-        return self.model.weakness
-
     @checked()
     @torch.no_grad()
     def search(self, texts: Sequence[str], k: int = 10, options: Options = DEFAULT) -> list[QueryHits]:
@@ -133,12 +128,11 @@ class Index:
         split = [[sentence.text for sentence in sentences(text)] for text in texts]
         background = self.score(self.reader.background, encoded)  # [B, M]
         spreads = [standard(background[:, i : i + 1]) for i in range(len(texts))]
-        hits_of = [
-            self._hits(numbers, score, self.reader.null_scores(len(parts)), k, options, spread)
-            for parts, spread, (numbers, score) in zip(
-                split, spreads, self._candidates(encoded, k, options), strict=True
-            )
-        ]
+        hits_of = []
+        for parts, spread, pair in zip(split, spreads, self._candidates(encoded, k, options), strict=True):
+            one = len(parts) == 1
+            null = self.reader.null_sentence_scores if one else self.reader.calibration.best(len(parts))
+            hits_of.append(self._hits(*pair, null, k, options, spread))
         if options.sentences or options.heat:
             self._add_sentences(hits_of, split, spreads, options)
         notes, out = self.notes() + (self._sentence_notes(options) if options.sentences else ()), []

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,7 +148,7 @@ class Engine:
             heat=index.model.method.has_layout,
             calibrated_texts=images >= MIN_IMAGES and not reader.built_in_texts,
             calibrated_images=images >= MIN_IMAGES,
-            validated=index.validated,
+            validated=index.model.weakness,
             notes=list(index.notes()) if images else [],
             samples=[sample_out(reader.rows[row]) for row in self.now.samples],
             examples=self.now.examples,
@@ -213,7 +214,8 @@ def _stamp(folder: Path) -> tuple[int, ...]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-class Job(NamedTuple):
+@dataclass(eq=False)
+class Job:
     """A request that waits for its answer."""
 
     request: Any
