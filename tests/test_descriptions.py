@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import description_method
+import numpy as np
 import pytest
 import torch
 from description_method import NAME, Reader, recipe
-from indexes import TEXTS, tiny_model
+from indexes import TEXTS, photos, saved, tiny_model
+from indexes import texts as null_texts
 from PIL import Image
 from runs import call, complaint, logged
 from test_pack import Listed
@@ -26,7 +28,8 @@ from grainline.data.transforms import EvalTransform, SameTransform
 from grainline.errors import UserError
 from grainline.evaluation.suite import variant
 from grainline.evaluation.suites.grouped import captions_of
-from grainline.index.sync import build
+from grainline.index.search import open_index
+from grainline.index.sync import build, refresh
 from grainline.methods import METHODS
 from grainline.model import Model
 from grainline.training.recipe import read_recipe, with_descriptions
@@ -275,7 +278,75 @@ def test_what_a_recipe_says_of_its_descriptions_holds(
     assert "clip reads none" in complaint(capsys, "train", recipe(tmp_path), "--out", tmp_path / "x", *clip)
 
 
-def test_an_index_of_a_method_that_reads_descriptions_is_refused(tmp_path: Path) -> None:
-    Image.new("RGB", (12, 9)).save(tmp_path / "a.png")
-    with pytest.raises(UserError, match="reads a description of each image; an index has none"):
-        build(tmp_path, tmp_path / "index", model=reader())
+def described_photos(folder: Path) -> dict[str, str]:
+    """Images below `photos` in a folder, and a description of each."""
+    root = photos(folder / "photos", 4)
+    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    return {path: TEXTS[3 * i] for i, path in enumerate(paths)}
+
+
+def test_an_index_holds_images_as_their_descriptions_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described, model, root = described_photos(tmp_path), reader(), tmp_path / "photos"
+    file, out = description_method.file(tmp_path / "a.jsonl", described), tmp_path / "index"
+    weights, null = saved(model, tmp_path / "model"), null_texts(tmp_path)
+    begin = ("index", "build", root, "--model", weights, "--calibration-texts", null, "--out", out)
+    assert "name a file" in complaint(capsys, *begin)
+    assert "name files" in complaint(capsys, *begin, "--descriptions", "long")
+    assert call(*begin, "--descriptions", file) == 0
+    index = open_index(out)
+    queries = [Described(root / path, text) for path, text in described.items()]
+    rows = [index.reader.numbers[path] for path in described]
+    stored = torch.from_numpy(index.reader.take("vectors", np.array(rows)))
+    torch.testing.assert_close(stored, model.encode(images=queries).vector, atol=1e-6, rtol=0)
+    heat, expected = (
+        index.heat([(rows[0], ["A dog."])])[0],
+        model.heat(queries[0], ["A dog."], index._heat_null),
+    )
+    torch.testing.assert_close(heat, expected, atol=1e-5, rtol=0)
+    assert index.search_images(queries[:1], 1)[0].query == str(root / next(iter(described)))
+    page = ("--html", tmp_path / "page.html", "--heat", tmp_path / "heat")
+    assert call("search", out, "A red dog. It runs.", *page) == 0
+    assert "go with --image" in complaint(capsys, "search", out, "a dog", "--descriptions", file)
+    assert call("search", out, "--image", root / "01.png") == 0  # its description lies in the index
+    Image.new("RGB", (12, 9), (60, 90, 20)).save(tmp_path / "new.png")
+    query = ("search", out, "--image", tmp_path / "new.png")
+    assert f"{tmp_path / 'new.png'} has none" in complaint(capsys, *query)
+    description_method.file(tmp_path / "new.jsonl", {"new.png": "A dog."})
+    assert call(*query, "--descriptions", tmp_path / "new.jsonl") == 0
+    plain = saved(tiny_model("maxsim"), tmp_path / "plain")
+    begin = (
+        "index",
+        "build",
+        root,
+        "--model",
+        plain,
+        "--calibration-texts",
+        null,
+        "--out",
+        tmp_path / "other",
+    )
+    assert "maxsim reads none" in complaint(capsys, *begin, "--descriptions", file)
+
+
+def test_a_changed_description_is_a_changed_image(tmp_path: Path) -> None:
+    described, model, root = described_photos(tmp_path), reader(), tmp_path / "photos"
+    file, out = description_method.file(tmp_path / "a.jsonl", described), tmp_path / "index"
+    build(root, out, model=model, calibration_texts=null_texts(tmp_path), descriptions=[str(file)])
+    assert refresh(out, model=model).unchanged == 4  # the index remembers the file
+    described["01.png"] = TEXTS[20]
+    description_method.file(file, described)
+    report = refresh(out, model=model)
+    assert (report.changed, report.encoded, report.unchanged) == (1, 1, 3)
+    (root / "copy.png").write_bytes((root / "01.png").read_bytes())
+    with pytest.raises(UserError, match=r"no description of copy\.png"):
+        refresh(out, model=model)
+    described["copy.png"] = TEXTS[21]
+    description_method.file(file, described)
+    assert refresh(out, model=model).encoded == 1  # the same bytes with another description
+    opened, names = open_index(out, model).reader, ("01.png", "copy.png")
+    stored = torch.from_numpy(opened.take("vectors", np.array([opened.numbers[name] for name in names])))
+    expected = model.encode(images=[Described(root / name, described[name]) for name in names]).vector
+    torch.testing.assert_close(stored, expected, atol=1e-6, rtol=0)
+    assert not torch.allclose(stored[0], stored[1])

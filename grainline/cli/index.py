@@ -47,11 +47,12 @@ def build(images: str, *, model: str, out: Path, **settings: Any) -> None:
 
 
 @index.command()
-def add(folder: Folder, paths: Paths, model: Weights = None) -> None:
+@from_signature("index/sync.py:add", without=("chunk",))
+def add(folder: Folder, paths: Paths, *, model: Weights = None, **settings: Any) -> None:
     """Add images below the image folder of the index."""
     from grainline.index.sync import add as run
 
-    _update(folder, lambda step: run(folder, paths, model=model, progress=step))
+    _update(folder, lambda step: run(folder, paths, model=model, **settings, progress=step))
 
 
 @index.command()
@@ -93,24 +94,27 @@ def search(  # noqa: PLR0913 - each is an option of the command
     heat: Path | None = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with images and heat maps.")] = None,
     show: Annotated[bool, typer.Option("--open")] = False,
+    descriptions: list[str] | None = None,
 ) -> None:
     """Search an index by text or by image. Piped: lines of path, score, p, match, shown, query.
 
-    shortlist  candidates by vector that are scored exactly; 0: all images
-    heat       write a heat map of each sentence into this folder
-    show       open the page in the browser; without --html a temporary one
+    shortlist     candidates by vector that are scored exactly; 0: all images
+    heat          write a heat map of each sentence into this folder
+    show          open the page in the browser; without --html a temporary one
+    descriptions  with --image: files of descriptions, for methods that read them
     """
     if sum(query is not None for query in (text, image, queries)) != 1:
         raise UserError("give one query: a text, --image FILE, or --queries FILE")
     if heat is not None and image is not None:
         raise UserError("--heat shows sentences; it goes with a text, not with --image")
+    if descriptions and image is None:
+        raise UserError("--descriptions are of images that are searched for; they go with --image")
     _require_index(folder, text)
     from tempfile import mkdtemp
 
     from grainline.data.formats.parsed import read_lines
     from grainline.evaluation.result import writable
-    from grainline.index.output import write_heat, write_html, write_json
-    from grainline.index.search import Options, open_index
+    from grainline.index.search import Options, image_queries, open_index
 
     page = html or (Path(mkdtemp(prefix="grainline-")) / "search.html" if show else None)
     if page is not None:
@@ -118,22 +122,14 @@ def search(  # noqa: PLR0913 - each is an option of the command
     image_index = open_index(folder, model)
     options = Options(shortlist or None, heat=heat is not None)
     if image is not None:
-        results = image_index.search_images(image, k, options)
+        results = image_index.search_images(image_queries(image_index, image, descriptions or ()), k, options)
     else:
         results = image_index.search([text] if text is not None else read_lines(str(queries)), k, options)
     _print_hits(results, image_index)
-    if heat is not None:
-        _say(f"written: {amount(write_heat(heat, results, image_index), 'image')} in {heat}")
-    if json is not None:
-        write_json(json, results, image_index)
-        _say(f"written: {json}")
+    _write_files(results, image_index, options, image is not None, heat, json, page)
     if page is None:
         next_step("grainline", "serve", folder)
-        return
-    written = write_html(page, results, image_index, options, images=image is not None)
-    note = f", the first {written} of {len(results)} queries" if written < len(results) else ""
-    _say(f"written: {page}{note}")
-    if show:
+    elif show:
         _open(page)
 
 
@@ -155,6 +151,29 @@ def _print_hits(results: Any, image_index: Any) -> None:
         _say(image_index.model.weakness)
 
 
+def _write_files(
+    results: Any,
+    image_index: Any,
+    options: Any,
+    by_image: bool,
+    heat: Path | None,
+    json: Path | None,
+    page: Path | None,
+) -> None:
+    """The files of a search that were asked for: a folder of heat maps, JSON, a page."""
+    from grainline.index.output import write_heat, write_html, write_json
+
+    if heat is not None:
+        _say(f"written: {amount(write_heat(heat, results, image_index), 'image')} in {heat}")
+    if json is not None:
+        write_json(json, results, image_index)
+        _say(f"written: {json}")
+    if page is not None:
+        written = write_html(page, results, image_index, options, images=by_image)
+        note = f", the first {written} of {len(results)} queries" if written < len(results) else ""
+        _say(f"written: {page}{note}")
+
+
 def _open(page: Path) -> None:
     """Open a page in the browser, if there is one."""
     import webbrowser
@@ -168,7 +187,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stdout if sys.stdout.isatty() else sys.stderr)
 
 
-@from_signature("index/sync.py:build", without=("chunk", "exclude"))
+@from_signature("index/sync.py:build", without=("chunk", "exclude", "descriptions"))
 def photos(
     folder: str,
     *,

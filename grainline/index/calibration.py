@@ -123,9 +123,9 @@ def encode_calibration(model: Model, texts: CalibrationTexts) -> tuple[Calibrati
 def _image_scores(
     model: Model, texts: CalibrationTexts, encoded: Mapping[str, Encoded]
 ) -> tuple[tuple[float, float] | None, ...]:
-    """Scores of some texts and their sentences with their own images; () where there are no images."""
+    """Scores of some texts and their sentences with their own images; () where none can be read."""
     scores: list[tuple[float, float] | None] = [None] * len(texts.texts)
-    if texts.source.endswith(".txt"):
+    if texts.source.endswith(".txt") or model.method.reads_descriptions:
         return ()
     size = min(max(32, model.method.size), 2048)  # as scenes allow
     source = open_source(texts.source, size=size, trust_code=True)

@@ -5,6 +5,7 @@ of candidates with their stored tokens; a shortlist of all images is an exact se
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,15 +15,16 @@ import torch
 from torch import Tensor
 
 from grainline.data.captions import sentences
+from grainline.data.descriptions import Described, Descriptions, require_fit
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, checked, path_of
 from grainline.index.calibration import MIN_IMAGES, MIN_POWER, Standard, p_value, sentence_level, standard
 from grainline.index.candidates import CandidateSearch, open_candidates
-from grainline.index.image_files import read_indexed
+from grainline.index.image_files import read_indexed, relative
 from grainline.index.reader import IndexReader, model_of
 from grainline.index.store import VECTORS
 from grainline.methods.heat import heat_of
-from grainline.model import ImageLike, Model
+from grainline.model import ImageLike, Model, given
 from grainline.nn.upsample import FEWEST as FEWEST_NULL
 from grainline.nn.upsample import NULL_TEXTS
 from grainline.types import Encoded, rows, to
@@ -157,7 +159,8 @@ class Index:
             if len(row):
                 score = self.reader.take(VECTORS, row).astype(np.float64) @ vectors[i].astype(np.float64)
                 hits = self._hits(row, score, self.reader.null_image_scores, k, options, plain)
-            name = str(image) if isinstance(image, str | Path) else f"image {i}"
+            query = image.image if isinstance(image, Described) else image
+            name = str(query) if isinstance(query, str | Path) else f"image {i}"
             out.append(QueryHits(name, tuple(hits), self.notes(texts=False)))
         return out
 
@@ -284,7 +287,8 @@ class Index:
         numbers = list(dict.fromkeys(row for row, _ in queries))
         texts = list(dict.fromkeys(text for _, own in queries for text in own))
         try:
-            data = [read_indexed(self.root, self.reader.rows[i]) for i in numbers]
+            indexed = [self.reader.rows[i] for i in numbers]
+            data = [given(read_indexed(self.root, row), row.description) for row in indexed]
         except CorruptSample as error:
             raise UserError(f"{error}; refresh the index") from None
         images, encoded = self.model.encode(images=data), self.model.encode(texts=texts)
@@ -344,3 +348,22 @@ def open_index(
 def check(folder: str | Path) -> int:
     """Compare every file of an index with its sha256; the number of images. UserError for damage."""
     return len(IndexReader(Path(folder), thorough=True))
+
+
+def image_queries(index: Index, images: Sequence[str], descriptions: Sequence[str]) -> list[ImageLike]:
+    """Image files as queries, each with its description where there is one.
+
+    descriptions  files of descriptions, by the path of an image or by its name; an image of the index has its
+                  description there. UserError where the model reads none
+    """
+    files = Descriptions(descriptions) if descriptions else None
+    if files is not None:
+        method = index.model.method
+        require_fit(index.model.description.method, method.reads_descriptions, files, "--descriptions")
+    out = []
+    for image in images:
+        text = None if files is None else files.of_file(image)
+        with suppress(UserError, KeyError):  # it lies elsewhere, or is not indexed
+            text = text or index.reader.rows[index.reader.numbers[relative(index.root, image)]].description
+        out.append(given(image, text))
+    return out

@@ -50,7 +50,7 @@ from grainline.files import (
 )
 from grainline.system import read_plain
 
-VERSION = 7
+VERSION = 6
 NPY = ".npy"  # the arrays, checked page by page; all other files are read and checked whole
 MANIFEST, SEGMENTS, CALIBRATION, ANN, ROWS = "manifest.json", "segments", "calibration", "ann", "rows.jsonl"
 VECTORS, TOKENS, MASK = "vectors", "tokens", "mask"
@@ -95,6 +95,7 @@ class Manifest(NamedTuple):
     next: int = 1  # number of the next folder
     corrupt: tuple[CorruptImage, ...] = ()
     excluded: tuple[str, ...] = ()  # paths that the user removed
+    descriptions: tuple[str, ...] = ()  # files that were read last, where the method reads descriptions
     exclude: tuple[str, ...] = ()  # patterns of images that are left out
 
 
@@ -261,6 +262,12 @@ class Row(NamedTuple):
     sha256: str  # of its bytes
     size: int
     mtime_ns: int
+    description: str | None = None  # read with its pixels; None: the model reads none
+
+    @property
+    def content(self) -> tuple[str, str | None]:
+        """Rows of the same content have the same arrays."""
+        return self.sha256, self.description
 
 
 class Segment(NamedTuple):
@@ -283,8 +290,8 @@ def write_segment(target: Path, rows: Sequence[Row], arrays: Mapping[str, np.nda
     with new_part(target, {"rows": len(rows)}) as folder:
         for name, array in arrays.items():
             save_array(folder / f"{name}{NPY}", array)
-        lines = [json.dumps(row._asdict()) + "\n" for row in rows]
-        (folder / ROWS).write_text("".join(lines), encoding="utf-8")
+        bodies = ({name: x for name, x in row._asdict().items() if x is not None} for row in rows)
+        (folder / ROWS).write_text("".join(json.dumps(body) + "\n" for body in bodies), encoding="utf-8")
         sync(folder / ROWS)
     return Part(target.name, seal_of(target), len(rows))
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from grainline.data.decode import now_decodable
+from grainline.data.descriptions import LONG_CAPTIONS, Descriptions, require_fit
 from grainline.data.formats.folder import without
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, checked, path_of
@@ -43,7 +44,7 @@ class Report(NamedTuple):
     """The number of images of each outcome of an update."""
 
     added: int = 0
-    changed: int = 0  # other bytes under a known path
+    changed: int = 0  # other bytes or another description under a known path
     unchanged: int = 0
     removed: int = 0
     encoded: int = 0  # of the added and changed ones; the others have bytes that were known
@@ -60,6 +61,7 @@ def build(
     *,
     model: Model | str,
     calibration_texts: str | None = None,
+    descriptions: Sequence[str] = (),
     exclude: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
@@ -69,6 +71,8 @@ def build(
     calibration_texts  texts like the queries, about other images: a source with captions, or a .txt file
                        with one text a line (default: built-in descriptions of everyday photographs, or of
                        drawn scenes for a model that was trained on these alone)
+    descriptions       files of `grainline data describe` for a method that reads them; keys are paths below
+                       the folder
     exclude            patterns of images and folders to leave out, now and in every refresh: private,
                        *-copy.jpg (default: those of the index)
     """
@@ -77,8 +81,6 @@ def build(
         raise UserError(f"{images} holds no images; name the folder that the images lie in")
     path = model if isinstance(model, str) else ""
     model = load(model) if isinstance(model, str) else model
-    if model.method.reads_descriptions:
-        raise UserError(f"{model.description.method} reads a description of each image; an index has none")
     _prepare_folder(folder)
     with one_writer(folder, f"index {folder}"):
         fresh = not (folder / store.MANIFEST).is_file()
@@ -101,7 +103,7 @@ def build(
                 )
         if exclude and tuple(exclude) != manifest.exclude:
             writer.put(manifest._replace(exclude=tuple(exclude)))
-        return Update(writer, progress).all_images(full=False)
+        return Update(writer, descriptions, progress).all_images(full=False)
 
 
 @checked()
@@ -110,17 +112,21 @@ def add(
     paths: Sequence[str | Path],
     *,
     model: Model | str | None = None,
+    descriptions: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
 ) -> Report:
-    """Add images, or folders of images, below the root of the index."""
+    """Add images, or folders of images, below the root of the index.
+
+    descriptions  as for `build`, to read from now on (default: those of the index)
+    """
     with _open_writer(index, model, chunk) as writer:
-        manifest = writer.manifest
-        images, remarks = without(expand_paths(root_of(manifest.root), paths), manifest.exclude)
+        images, remarks = without(expand_paths(root_of(writer.manifest.root), paths), writer.manifest.exclude)
+        update, manifest = Update(writer, descriptions, progress), writer.manifest
         excluded = tuple(path for path in manifest.excluded if path not in set(images))
         if excluded != manifest.excluded:
             writer.put(manifest._replace(excluded=excluded))
-        return Update(writer, progress).images(images, False, remarks)
+        return update.images(images, False, remarks)
 
 
 @checked()
@@ -150,24 +156,38 @@ def refresh(
     *,
     model: Model | str | None = None,
     full: bool = False,
+    descriptions: Sequence[str] = (),
     progress: Progress | None = None,
     chunk: int = CHUNK,
 ) -> Report:
     """Bring the index up to date with its folder: encode new and changed images, remove those without a file.
 
-    full  read and hash every image, instead of only those whose size or time is another
+    full          read and hash every image, instead of only those whose size or time is another
+    descriptions  as for `build`, to read from now on (default: those of the index); an image with another
+                  description has changed
     """
     with _open_writer(index, model, chunk) as writer:
-        return Update(writer, progress).all_images(full)
+        return Update(writer, descriptions, progress).all_images(full)
 
 
 class Update:
     """An update of an index from the files below its root."""
 
-    def __init__(self, writer: Writer, progress: Progress | None) -> None:
+    def __init__(self, writer: Writer, descriptions: Sequence[str], progress: Progress | None) -> None:
+        """descriptions: files, which the index remembers; () for those that it remembers"""
         self.writer, self.root, self.progress = writer, root_of(writer.manifest.root), progress
         self.counts: Counter[str] = Counter()
         self.failed: list[tuple[str, str]] = []  # cause, path
+        manifest = writer.manifest
+        if LONG_CAPTIONS in descriptions:
+            raise UserError(f"--descriptions {LONG_CAPTIONS}: a folder has no captions; name files")
+        files = tuple(str(Path(name).resolve()) for name in descriptions) or manifest.descriptions
+        self.descriptions = Descriptions(files) if files else None
+        if files != manifest.descriptions or not manifest.segments:  # only then, as it loads the model
+            reads = writer.model.method.reads_descriptions
+            require_fit(manifest.model_id.method, reads, self.descriptions, "--descriptions")
+        if files != manifest.descriptions:
+            writer.put(manifest._replace(descriptions=files))
 
     def all_images(self, full: bool) -> Report:
         """Update from all images below the root; rows without a file are removed."""
@@ -206,10 +226,14 @@ class Update:
         except CorruptSample as error:
             self.failed.append((error.cause, path))  # its row stays: the disk may come back
             return None
+        if self.descriptions is not None:
+            file = file._replace(description=self.descriptions.get(path))
         known = self.writer.row(path) or self.writer.corrupt.get(path)
         if full or known is None or (file.size, file.mtime_ns) != (known.size, known.mtime_ns):
             return file
         if not isinstance(known, store.CorruptImage):
+            if known.description != file.description:
+                return file
             self.counts["unchanged"] += 1
         elif now_decodable(known.cause):
             return file
@@ -228,18 +252,20 @@ class Update:
                 self.failed.append((error.cause, file.path))
                 continue
             old = self.writer.row(file.path)
-            if old is not None and old.sha256 == row.sha256:
+            if old is not None and old.content == row.content:
                 self.counts["unchanged"] += 1
                 continue
             try:
-                known = row.sha256 in self.writer.row_of_hash
+                known = row.content in self.writer.row_of_content
                 new.append(NewImage(row, None if known else square(self.writer.model, data, file.path)))
             except CorruptSample as error:
                 self.failed.append((error.cause, file.path))
-                corrupt.append(store.CorruptImage(cause=error.cause, **row._asdict()))
+                corrupt.append(store.CorruptImage(row.path, error.cause, row.sha256, row.size, row.mtime_ns))
                 continue
+            if self.descriptions is not None:
+                self.descriptions.require(file.path)  # a corrupt image needs none
             self.counts["added" if old is None else "changed"] += 1
-        self.counts["encoded"] += len({one.row.sha256 for one in new if one.square is not None})
+        self.counts["encoded"] += len({one.row.content for one in new if one.square is not None})
         if new or corrupt:
             self.writer.commit(new, [one.path for one in corrupt], corrupt)
 

@@ -18,7 +18,7 @@ from grainline.index import store
 from grainline.index.calibration import read_encoded
 from grainline.index.candidates import update_inverted
 from grainline.index.reader import model_of, read_parts
-from grainline.model import Model
+from grainline.model import ImageLike, Model, given
 from grainline.types import Encoded, finite, to, to_dtype
 
 CHUNK = 512  # images that are committed together: what a kill can cost
@@ -32,7 +32,7 @@ class NewImage(NamedTuple):
     """An image to be put into the index."""
 
     row: store.Row
-    square: Image.Image | None  # the input crop of the model; None if these bytes are encoded already
+    square: Image.Image | None  # the input crop of the model; None if this content is encoded already
 
 
 class Writer:
@@ -145,12 +145,12 @@ class Writer:
 
     def _number(self) -> None:
         self.rows: dict[str, tuple[int, int]] = {}  # path -> segment, and row in it; live rows only
-        self.row_of_hash: dict[str, tuple[int, int]] = {}  # removed rows too
+        self.row_of_content: dict[tuple[str, str | None], tuple[int, int]] = {}  # removed rows too
         self.corrupt = {one.path: one for one in self.manifest.corrupt}
         for i, segment in enumerate(self.segments):
             live = segment.live
             for number, row in enumerate(segment.rows):
-                self.row_of_hash[row.sha256] = (i, number)
+                self.row_of_content[row.content] = (i, number)
                 if live[number]:
                     self.rows[row.path] = (i, number)
 
@@ -164,12 +164,13 @@ class Writer:
         return manifest._replace(segments=(*manifest.segments, part), next=manifest.next + 1)
 
     def _arrays(self, new: Sequence[NewImage]) -> Arrays:
-        """Arrays of all rows: those of known bytes are copied, others are encoded once."""
-        known = {x.row.sha256: self.row_of_hash[x.row.sha256] for x in new if x.square is None}
-        squares = {x.row.sha256: x.square for x in new if x.square is not None}
-        encoded = encode(self.model, list(squares.values()), self.texts)
-        place = {sha256: i for i, sha256 in enumerate([*known, *squares])}
-        order = [place[x.row.sha256] for x in new]
+        """Arrays of all rows: those of known content are copied, others are encoded once."""
+        known = {x.row.content: self.row_of_content[x.row.content] for x in new if x.square is None}
+        squares = {x.row.content: x.square for x in new if x.square is not None}
+        images = [given(square, description) for (_, description), square in squares.items()]
+        encoded = encode(self.model, images, self.texts)
+        place = {content: i for i, content in enumerate([*known, *squares])}
+        order = [place[x.row.content] for x in new]
         out: Arrays = {}
         for name in encoded or self.segments[0].arrays:
             parts = [self._take(name, np.array(list(known.values())))] if known else []
@@ -185,7 +186,7 @@ def square(model: Model, data: bytes, path: str) -> Image.Image:
 
 
 @torch.no_grad()
-def encode(model: Model, images: Sequence[Image.Image], texts: dict[str, Encoded]) -> Arrays:
+def encode(model: Model, images: Sequence[ImageLike], texts: dict[str, Encoded]) -> Arrays:
     """The arrays of some images, as a segment holds them; {} for none. texts: calibration texts, encoded"""
     parts = []
     for start in range(0, len(images), model.batch):  # batch by batch: tokens are large
