@@ -87,31 +87,31 @@ def value(mean: Mean) -> float:
     return float((mean.total / mean.number).detach())
 
 
-def ce_loop(logits: Tensor, mine: RowIds, everyone: RowIds, weights: Beta) -> Tensor:
+def ce_loop(logits: Tensor, own_rows: RowIds, everyone: RowIds, weights: Beta) -> Tensor:
     """The mean over groups of the mean over valid rows of -sum_j p_ij log softmax_j, entry by entry."""
     groups: dict[int, list[Tensor]] = {}
-    for i in range(len(mine.item)):
-        w = weights_of(i, mine, everyone, weights)
-        if mine.item[i] < 0 or sum(w) == 0:
+    for i in range(len(own_rows.item)):
+        w = weights_of(i, own_rows, everyone, weights)
+        if own_rows.item[i] < 0 or sum(w) == 0:
             continue
-        there = [j for j in range(len(w)) if everyone.item[j] >= 0 and everyone.group[j] == mine.group[i]]
+        there = [j for j in range(len(w)) if everyone.item[j] >= 0 and everyone.group[j] == own_rows.group[i]]
         log_sum = torch.stack([logits[i, j].exp() for j in there]).sum().log()
         row = sum((w[j] / sum(w) * (log_sum - logits[i, j]) for j in there), torch.zeros(()).double())
-        groups.setdefault(int(mine.group[i]), []).append(row)
-    return torch.stack([torch.stack(found).mean() for found in groups.values()]).mean()
+        groups.setdefault(int(own_rows.group[i]), []).append(row)
+    return torch.stack([torch.stack(actual).mean() for actual in groups.values()]).mean()
 
 
-def bce_loop(logits: Tensor, mine: RowIds, weights: Beta, divisor: Divisor) -> Tensor:
+def bce_loop(logits: Tensor, own_rows: RowIds, weights: Beta, divisor: Divisor) -> Tensor:
     """The mean over groups of the sum over pairs, divided in one of three ways, entry by entry."""
     values = []
-    for group in mine.group.unique().tolist():
+    for group in own_rows.group.unique().tolist():
         total = torch.zeros(()).double()
-        here = [i for i in range(len(mine.item)) if mine.group[i] == group]
-        valid = [i for i in here if mine.item[i] >= 0]
+        here = [i for i in range(len(own_rows.item)) if own_rows.group[i] == group]
+        valid = [i for i in here if own_rows.item[i] >= 0]
         for i in valid:
-            w = weights_of(i, mine, mine, weights)
+            w = weights_of(i, own_rows, own_rows, weights)
             for j in valid:
-                if mine.image[i] == mine.image[j] and mine.image[i] >= 0:
+                if own_rows.image[i] == own_rows.image[j] and own_rows.image[i] >= 0:
                     total = total + w[j] * (1 + (-logits[i, j]).exp()).log()
                 else:
                     total = total + (1 + logits[i, j].exp()).log()
@@ -121,15 +121,15 @@ def bce_loop(logits: Tensor, mine: RowIds, weights: Beta, divisor: Divisor) -> T
     return torch.stack(values).mean()
 
 
-def weights_of(i: int, mine: RowIds, everyone: RowIds, weights: Beta) -> list[float]:
+def weights_of(i: int, own_rows: RowIds, everyone: RowIds, weights: Beta) -> list[float]:
     out = []
     for j in range(len(everyone.item)):
         w = 0.0
-        if mine.image[i] >= 0 and mine.image[i] == everyone.image[j] and everyone.item[j] >= 0:
-            w = weights.beta * math.exp(-weights.decay * abs(int(mine.slot[i]) - int(everyone.slot[j])))
-            if mine.item[i] == everyone.item[j]:
+        if own_rows.image[i] >= 0 and own_rows.image[i] == everyone.image[j] and everyone.item[j] >= 0:
+            w = weights.beta * math.exp(-weights.decay * abs(int(own_rows.slot[i]) - int(everyone.slot[j])))
+            if own_rows.item[i] == everyone.item[j]:
                 w = 1.0
-        out.append(w if mine.group[i] == everyone.group[j] else 0.0)
+        out.append(w if own_rows.group[i] == everyone.group[j] else 0.0)
     return out
 
 
@@ -208,8 +208,8 @@ def test_losses_are_the_loops_in_value_and_gradient(
     way, back = ce_loop(logits, keys, keys, weights), ce_loop(logits.T, keys, keys, weights)
     slow = torch.autograd.grad(way + 2 * back, (v, t), retain_graph=True)
     first, second = beta_ce_both(v, t, pairs_of(keys, keys, weights))
-    found = first.total / first.number + 2 * second.total / second.number
-    assert_close([found, *torch.autograd.grad(found, (v, t))], [way + 2 * back, *slow])
+    actual = first.total / first.number + 2 * second.total / second.number
+    assert_close([actual, *torch.autograd.grad(actual, (v, t))], [way + 2 * back, *slow])
     alone = beta_ce(v, t, pairs_of(keys, keys, weights)), beta_ce(t, v, pairs_of(keys, keys, weights))
     assert_close([mean.total / mean.number for mean in alone], [way, back])
     dense = dense_beta_ce(logits, keys, keys, weights)
@@ -277,6 +277,6 @@ def test_a_batch_of_padding_alone_has_no_loss_and_no_gradient() -> None:
         assert torch.equal(grad, torch.zeros(4, 3))
 
 
-def assert_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for a, b in zip(found, expected, strict=True):
+def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)

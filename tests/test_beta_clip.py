@@ -116,12 +116,12 @@ def test_a_image_that_comes_twice_has_texts_of_its_own_each_time(form: str, othe
     ]
     seen = [part.texts.extra.pooled for part in parts]
     torch.testing.assert_close(whole.texts.extra.pooled, torch.cat(seen))
-    found = values(method.loss(whole, whole, CLOCK))
+    actual = values(method.loss(whole, whole, CLOCK))
     apart = [values(method.loss(part, part, CLOCK)) for part in parts]
     counted = {"others": 2}  # the last group has no other image, so it is in no mean of those
-    for name in found.keys() & {"pooled", "pooled i2t", "pooled t2i", "others"}:
+    for name in actual.keys() & {"pooled", "pooled i2t", "pooled t2i", "others"}:
         mean = sum(one[name] for one in apart) / counted.get(name, 3)
-        assert found[name] == pytest.approx(mean, rel=1e-6), name
+        assert actual[name] == pytest.approx(mean, rel=1e-6), name
 
 
 def test_without_the_loss_of_summaries_no_parameter_is_left_out() -> None:
@@ -136,10 +136,13 @@ def test_without_the_loss_of_summaries_no_parameter_is_left_out() -> None:
 
 
 def test_cross_entropy_and_the_loss_of_summaries_on_four_rows() -> None:
-    found = values(told(beta_clip(), *four_rows()))
-    assert found["pooled i2t"] == pytest.approx(1.318226, **near)
-    assert found["pooled t2i"] == pytest.approx(1.317775, **near)
-    assert (found["i2t"], found["t2i"]) == (pytest.approx(0.000267, **near), pytest.approx(0.000483, **near))
+    actual = values(told(beta_clip(), *four_rows()))
+    assert actual["pooled i2t"] == pytest.approx(1.318226, **near)
+    assert actual["pooled t2i"] == pytest.approx(1.317775, **near)
+    assert (actual["i2t"], actual["t2i"]) == (
+        pytest.approx(0.000267, **near),
+        pytest.approx(0.000483, **near),
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,8 +156,8 @@ def test_both_directions_count_half(beta: float, expected: float) -> None:
 
 def test_padding_stays_in_the_denominators_if_requested() -> None:
     method = beta_clip(padding="candidates")
-    found = values(told(method, *four_rows(last=False)))
-    assert (found["pooled i2t"] + found["pooled t2i"]) / 2 == pytest.approx(0.862056, **near)
+    actual = values(told(method, *four_rows(last=False)))
+    assert (actual["pooled i2t"] + actual["pooled t2i"]) / 2 == pytest.approx(0.862056, **near)
     binary = values(told(beta_clip(padding="candidates", form="bce"), *four_rows(last=False)))
     assert binary["pooled"] == values(told(beta_clip(form="bce"), *four_rows(last=False)))["pooled"]
 
@@ -191,14 +194,14 @@ def test_binary_form_and_its_divisors(divisor: str, whole: float, padded: float)
 
 def test_only_captions_and_foils_meet_the_summary() -> None:
     images, texts = drawn()
-    found = values(told(beta_clip(), images, texts))
+    actual = values(told(beta_clip(), images, texts))
     kept = (texts.extra.level == CAPTION) & (texts.image >= 0)
     captions, foils = texts.vector[kept], texts.vector[texts.extra.level == FOIL]
     own = torch.stack([images.vector[images.image == i][0] for i in texts.image[kept]])
     logits = 5 * own @ torch.cat([captions, foils]).T
     target = torch.arange(len(captions))
-    assert found["i2t"] == pytest.approx(float(F.cross_entropy(logits, target)))
-    assert found["t2i"] == pytest.approx(float(F.cross_entropy(logits[:, : len(captions)].T, target)))
+    assert actual["i2t"] == pytest.approx(float(F.cross_entropy(logits, target)))
+    assert actual["t2i"] == pytest.approx(float(F.cross_entropy(logits[:, : len(captions)].T, target)))
 
 
 def test_detached_keys_learn_as_queries_only() -> None:
@@ -229,13 +232,13 @@ def chosen_rows(texts: Encoded, sentences: int, phrases: int) -> list[int]:
     """The caption of each image, its first sentences and its first phrases."""
     number: dict[tuple[int, int], int] = {}
     most = {CAPTION: 1, SENTENCE: sentences, PHRASE: phrases}
-    found = []
+    actual = []
     for i, (image, level) in enumerate(zip(texts.image.tolist(), texts.extra.level.tolist(), strict=True)):
         if image >= 0 and level in most:
             number[image, level] = number.get((image, level), 0) + 1
             if number[image, level] <= most[level]:
-                found.append(i)
-    return found
+                actual.append(i)
+    return actual
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["others alone", "as in the code"])
@@ -252,8 +255,8 @@ def test_cross_entropy_with_negatives_of_others_is_the_loop(
     images, texts = images._replace(tokens=tokens), texts._replace(vector=said)
     pair = method.before_gather(Pair(images, texts))
     terms = method.loss(pair, pair, CLOCK)
-    found = torch.stack([ddp_mean(terms[f"pooled {way}"].mean) for way in ("i2t", "t2i")])
-    grads = torch.autograd.grad(found.sum(), (tokens, said, method.pool.to_key.weight), retain_graph=True)
+    actual = torch.stack([ddp_mean(terms[f"pooled {way}"].mean) for way in ("i2t", "t2i")])
+    grads = torch.autograd.grad(actual.sum(), (tokens, said, method.pool.to_key.weight), retain_graph=True)
 
     place = {int(image): i for i, image in enumerate(images.image)}
     real = [i for i in range(len(texts.item)) if texts.image[i] >= 0]
@@ -282,7 +285,7 @@ def test_cross_entropy_with_negatives_of_others_is_the_loop(
             by_group.setdefault(of[i] // size, []).append(loss)
         means.append(torch.stack([torch.stack(one).mean() for one in by_group.values()]).mean())
     expected = torch.stack(means)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     exact = torch.autograd.grad(expected.sum(), (tokens, said, method.pool.to_key.weight))
     for one, other in zip(grads, exact, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)

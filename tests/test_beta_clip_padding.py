@@ -90,8 +90,8 @@ def valid(b: int, k: int) -> bool:
 
 
 def pooled(method: BetaCLIP, batch: Batch, b: int, text: Tensor) -> Tensor:
-    found = method.pool(text[None, None], F.normalize(batch.patches[b : b + 1], dim=-1))
-    return F.normalize(found[0, 0], dim=-1)
+    actual = method.pool(text[None, None], F.normalize(batch.patches[b : b + 1], dim=-1))
+    return F.normalize(actual[0, 0], dim=-1)
 
 
 def cross_entropies(method: BetaCLIP, batch: Batch, group: Laid, others: bool, own: bool) -> list[Tensor]:
@@ -141,10 +141,10 @@ def binaries(method: BetaCLIP, batch: Batch, group: Laid) -> list[Tensor]:
     return [total / len(cells) ** 2, torch.stack(others).mean()]
 
 
-def close(found: Tensor, expected: Tensor, method: BetaCLIP, batch: Batch) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-10)
+def close(actual: Tensor, expected: Tensor, method: BetaCLIP, batch: Batch) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-10)
     leaves = (batch.said, batch.patches, method.pool.to_key.weight, method.pool_scale.log_scale)
-    both = [torch.autograd.grad(x.sum(), leaves, retain_graph=True) for x in (found, expected)]
+    both = [torch.autograd.grad(x.sum(), leaves, retain_graph=True) for x in (actual, expected)]
     for one, other in zip(*both, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
@@ -156,7 +156,7 @@ def test_cross_entropy_over_slots_up_to_those_of_the_longest_image(others: dict[
     method, batch = made(others=others, whole=0), drawn()
     pair = method.before_gather(batch.pair)
     terms = method.loss(pair, pair, CLOCK)
-    found = torch.stack([ddp_mean(terms[f"pooled {way}"].mean) for way in ("i2t", "t2i")])
+    actual = torch.stack([ddp_mean(terms[f"pooled {way}"].mean) for way in ("i2t", "t2i")])
     few = others or {}
     groups = [laid(i, few.get("sentences", 0), few.get("phrases", 0)) for i in (0, GROUP)]
     assert [len(group.slots) for group in groups] == [5, 4]
@@ -164,7 +164,7 @@ def test_cross_entropy_over_slots_up_to_those_of_the_longest_image(others: dict[
         torch.stack(cross_entropies(method, batch, group, others is not None, bool(few.get("own"))))
         for group in groups
     ]
-    close(found, torch.stack(each).mean(0), method, batch)
+    close(actual, torch.stack(each).mean(0), method, batch)
 
 
 @pytest.mark.parametrize("counts", [(2, 1), (0, 0)])
@@ -173,12 +173,12 @@ def test_binary_form_over_slots_up_to_those_of_the_longest_image(counts: tuple[i
     method, batch = made(form="bce", divisor="slots", others=others, whole=0), drawn()
     pair = method.before_gather(batch.pair)
     terms = method.loss(pair, pair, CLOCK)
-    found = torch.stack([ddp_mean(terms[name].mean) for name in ("pooled", "others")])
+    actual = torch.stack([ddp_mean(terms[name].mean) for name in ("pooled", "others")])
     groups = [laid(i, *counts) for i in (0, GROUP)]
     first, second = (torch.stack(binaries(method, batch, group)) for group in groups)
     number = [len(group.selected) for group in groups]  # the mean over texts of others goes over both groups
     others_of = (number[0] * first[1] + number[1] * second[1]) / sum(number)
-    close(found, torch.stack([(first[0] + second[0]) / 2, others_of]), method, batch)
+    close(actual, torch.stack([(first[0] + second[0]) / 2, others_of]), method, batch)
 
 
 @pytest.mark.parametrize("form", ["ce", "bce"])
@@ -199,9 +199,9 @@ def test_shares_of_two_processes_add_up_where_groups_lie_across_both(
     everyone = concat(parts)
     whole = method.loss(everyone, everyone, CLOCK)
     shares = []
-    for number, mine in enumerate(parts):
+    for number, local in enumerate(parts):
         monkeypatch.setattr("grainline.distributed.rank", lambda number=number: number)
-        shares.append(method.loss(mine, everyone, CLOCK))
+        shares.append(method.loss(local, everyone, CLOCK))
     names = ("pooled i2t", "pooled t2i") if form == "ce" else ("pooled", "others")
     for name in names:
         for field in ("total", "number"):

@@ -118,12 +118,12 @@ def test_losses_begin_as_the_paper_says() -> None:
     raw = torch.randn(n * k, width, generator=g)
     texts = Encoded(unit(raw), raw[:, None], torch.ones(n * k, 1).bool(), item, owner)
     level = torch.where(item % k == 0, CAPTION, LOOSE)
-    mine = method.before_gather(
+    local = method.before_gather(
         Pair(images, texts._replace(extra=method.encode_texts(told(1)).extra._replace(level=level)))
     )
     found = {
         name: float((x.mean.total / x.mean.number).detach())
-        for name, x in method.loss(mine, mine, CLOCK).items()
+        for name, x in method.loss(local, local, CLOCK).items()
     }
     assert found["part"] == pytest.approx(k * math.log1p(math.exp(10)) + (n - 1) * math.log1p(math.exp(-10)))
     assert found["part"] == pytest.approx(80.0, abs=0.05)

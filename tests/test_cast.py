@@ -52,10 +52,10 @@ def regions(number: int = 3) -> Tensor:
 
 def real(tokens: CastTokens) -> list[Tensor]:
     """All that an encoder says, without what stands in places that are not real."""
-    found = [tokens.pooled, tokens.label, *tokens.weights]
+    actual = [tokens.pooled, tokens.label, *tokens.weights]
     for tokens_, mask in tokens.stages:
-        found += [mask, tokens_[mask]]
-    return found
+        actual += [mask, tokens_[mask]]
+    return actual
 
 
 def same(a: CastTokens, b: CastTokens) -> bool:
@@ -69,7 +69,7 @@ def same(a: CastTokens, b: CastTokens) -> bool:
 def test_a_superpixel_is_the_mean_over_its_pixels_of_features_and_positions(positions: str) -> None:
     model, pixels, label = cast(positions=positions), images(2), regions(2)
     with torch.no_grad():
-        found = model.superpixel_tokens(pixels, label)
+        actual = model.superpixel_tokens(pixels, label)
         features = model.stem((pixels - model.mean) / model.spread)
     for n in range(2):
         for s in range(16):
@@ -82,10 +82,10 @@ def test_a_superpixel_is_the_mean_over_its_pixels_of_features_and_positions(posi
                     turns = [row * v for v in speed], [column * v for v in speed]
                     place = torch.tensor([f(v) for at in turns for f in (math.sin, math.cos) for v in at])
                 rows.append(features[n, :, row, column] + place)
-            assert bool(found.mask[n, s]) == bool(rows)
+            assert bool(actual.mask[n, s]) == bool(rows)
             mean = torch.stack(rows).mean(0) if rows else torch.zeros(16).double()
-            torch.testing.assert_close(found.tokens[n, s], mean, rtol=1e-5, atol=1e-5)
-    assert (~found.mask).nonzero().tolist() == [[0, 0], [0, 5], [0, 10]]
+            torch.testing.assert_close(actual.tokens[n, s], mean, rtol=1e-5, atol=1e-5)
+    assert (~actual.mask).nonzero().tolist() == [[0, 0], [0, 5], [0, 10]]
 
 
 # The whole encoder
@@ -103,9 +103,9 @@ def test_images_are_what_their_real_tokens_give_one_image_at_a_time() -> None:
             for layer in model.layers:
                 if isinstance(layer, GraphPool):
                     stages.append(x)
-                    found = layer(x[:, 1:], x[:, 0], torch.ones(1, x.shape[1] - 1, dtype=torch.bool))
-                    assert found.mask.all()
-                    x = torch.cat([found.cls[:, None], found.tokens], dim=1)
+                    actual = layer(x[:, 1:], x[:, 0], torch.ones(1, x.shape[1] - 1, dtype=torch.bool))
+                    assert actual.mask.all()
+                    x = torch.cat([actual.cls[:, None], actual.tokens], dim=1)
                 else:
                     x = layer(x)
             torch.testing.assert_close(seen.pooled[n], model.norm(x[0, 0]))
@@ -186,7 +186,7 @@ def test_segments_are_nested_and_made_by_the_group_that_takes_most() -> None:
             for part in parts:
                 of = coarse[n][fine[n] == part].unique().tolist()
                 assert of == [int(weight[n, part].argmax())], "a part is in two wholes"
-    counts = [[len(found[n].unique()) for n in range(3)] for found in maps]
+    counts = [[len(actual[n].unique()) for n in range(3)] for actual in maps]
     assert [max(row) <= most for row, most in zip(counts, (16, 6, 3), strict=True)] == [True] * 3
     assert counts[1:] == [[6] * 3, [3] * 3], "every group owns the token that it is built around"
 
@@ -196,14 +196,14 @@ def test_segments_are_nested_and_made_by_the_group_that_takes_most() -> None:
 
 def test_every_layer_has_its_level_and_a_graph_pool_is_a_layer() -> None:
     model = cast(positions="learnt")
-    found = depth_levels(model)
+    actual = depth_levels(model)
     kinds = [type(layer).__name__ for layer in model.layers]
     assert kinds == ["Block", "GraphPool", "Block", "Block", "GraphPool", "Block"]
-    assert found["class_token"] == found["position"] == found["stem.0.weight"] == 7
-    assert [found[f"layers.{i}.attention.to_qkv.weight"] for i in range(6)] == [6, 5, 4, 3, 2, 1]
-    assert found["layers.1.shift"] == 5
-    assert found["norm.bias"] == 0
-    assert set(found) == {name for name, _ in model.named_parameters()}
+    assert actual["class_token"] == actual["position"] == actual["stem.0.weight"] == 7
+    assert [actual[f"layers.{i}.attention.to_qkv.weight"] for i in range(6)] == [6, 5, 4, 3, 2, 1]
+    assert actual["layers.1.shift"] == 5
+    assert actual["norm.bias"] == 0
+    assert set(actual) == {name for name, _ in model.named_parameters()}
     assert {p.ndim for name, p in model.named_parameters() if name in ("class_token", "layers.1.shift")} == {
         1
     }

@@ -38,12 +38,12 @@ def test_picks_are_those_of_loops_in_float64(tokens: int, number: int, width: in
     valid = torch.rand(6, tokens) < 0.8
     valid[0] = True
     for mask in (None, valid):
-        found = farthest_points(x, mask, number)
-        assert (found.token.dtype, found.token.shape) == (torch.int64, (6, number))
+        actual = farthest_points(x, mask, number)
+        assert (actual.token.dtype, actual.token.shape) == (torch.int64, (6, number))
         for i in range(6):
             expected = slow_points(x[i], valid[i] if mask is not None else torch.ones(tokens).bool(), number)
-            assert found.token[i, : len(expected)].tolist() == expected
-            assert found.mask[i].tolist() == [k < len(expected) for k in range(number)]
+            assert actual.token[i, : len(expected)].tolist() == expected
+            assert actual.mask[i].tolist() == [k < len(expected) for k in range(number)]
 
 
 def test_picks_among_patches_of_photographs_are_those_of_loops(shared_data: Path) -> None:
@@ -62,9 +62,9 @@ def test_picks_among_patches_of_photographs_are_those_of_loops(shared_data: Path
 
 def test_a_token_equal_to_the_mean_is_picked_last_and_is_no_surplus() -> None:
     x = torch.tensor([-1.0, -1.0, 0.0, 1.0, 1.0, -2.0, 2.0])[None, :, None]
-    found = farthest_points(x, None, 6)
-    assert x[0, found.token[0, :5], 0].tolist() == [-2, 2, -1, 1, 0]
-    assert found.mask.tolist() == [[True] * 5 + [False]]
+    actual = farthest_points(x, None, 6)
+    assert x[0, actual.token[0, :5], 0].tolist() == [-2, 2, -1, 1, 0]
+    assert actual.mask.tolist() == [[True] * 5 + [False]]
 
 
 def test_an_invalid_token_neither_is_picked_nor_moves_the_mean() -> None:
@@ -82,18 +82,18 @@ def test_equal_tokens_are_picked_once_and_the_rest_is_surplus(kinds: int) -> Non
     for width in (3, 768):
         kind = torch.cat([torch.arange(kinds), torch.randint(kinds, (40 - kinds,))])[torch.randperm(40)]
         x = torch.randn(kinds, width)[kind][None] + 3
-        found = farthest_points(x, None, 8)
-        assert int(found.mask.sum()) == min(kinds, 8)
-        assert len(set(kind[found.token[found.mask]].tolist())) == min(kinds, 8)
-        assert ((found.token >= 0) & (found.token < 40)).all()
+        actual = farthest_points(x, None, 8)
+        assert int(actual.mask.sum()) == min(kinds, 8)
+        assert len(set(kind[actual.token[actual.mask]].tolist())) == min(kinds, 8)
+        assert ((actual.token >= 0) & (actual.token < 40)).all()
 
 
 def test_few_valid_tokens_and_none_at_all() -> None:
     x, valid = torch.randn(2, 12, 4), torch.zeros(2, 12, dtype=torch.bool)
     valid[0, [3, 7]] = True
-    found = farthest_points(x, valid, 4)
-    assert found.mask.tolist() == [[True, True, False, False], [False] * 4]
-    assert set(found.token[0, :2].tolist()) == {3, 7}
+    actual = farthest_points(x, valid, 4)
+    assert actual.mask.tolist() == [[True, True, False, False], [False] * 4]
+    assert set(actual.token[0, :2].tolist()) == {3, 7}
 
 
 def test_distances_from_the_mean_are_exact_beside_a_common_offset() -> None:
@@ -107,11 +107,11 @@ def test_distances_from_the_mean_are_exact_beside_a_common_offset() -> None:
 def test_half_precision_around_it_changes_nothing() -> None:
     x = torch.randn(16, 64, 32, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        found = farthest_points(x, None, 32)
-    assert torch.equal(found.token, farthest_points(x, None, 32).token)
-    assert not found.token.requires_grad
+        actual = farthest_points(x, None, 32)
+    assert torch.equal(actual.token, farthest_points(x, None, 32).token)
+    assert not actual.token.requires_grad
     double = farthest_points(x.double(), None, 32).token
-    assert torch.equal(found.token, double)
+    assert torch.equal(actual.token, double)
     half = x.to(torch.bfloat16)
     assert torch.equal(farthest_points(half, None, 32).token, farthest_points(half.double(), None, 32).token)
 
@@ -125,10 +125,10 @@ def test_tf32_does_not_change_the_picks() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
-        found = farthest_points(x.cuda(), None, 64).token.cpu()
+        actual = farthest_points(x.cuda(), None, 64).token.cpu()
     finally:
         torch.set_float32_matmul_precision(before)
-    assert (found == expected).float().mean() >= 0.999
+    assert (actual == expected).float().mean() >= 0.999
 
 
 def test_whether_products_may_be_rounded_is_known_whichever_way_it_was_set(
@@ -138,7 +138,7 @@ def test_whether_products_may_be_rounded_is_known_whichever_way_it_was_set(
         raise RuntimeError("set by the newer names")
 
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    for found, expected in ((lambda: "highest", False), (lambda: "high", True), (refuse, True)):
-        monkeypatch.setattr(torch, "get_float32_matmul_precision", found)
+    for actual, expected in ((lambda: "highest", False), (lambda: "high", True), (refuse, True)):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", actual)
         assert may_round(gpu) is expected
         assert not may_round(cpu)

@@ -82,8 +82,8 @@ def test_the_sigmoid_loss_of_several_texts_is_that_of_a_loop() -> None:
     whole = leaves(batch.images, batch.tokens, batch.texts, batch.parts)
     slow = siglip_loop(batch, whole, 14.0, -3.0)
     agree([float(loss.detach())], [float(slow.detach())])
-    for mine, slowly in zip(gradients(loss, by), gradients(slow, [whole[0], whole[2]]), strict=True):
-        agree(mine.flatten(), slowly[: len(mine)].flatten().tolist())
+    for local, slowly in zip(gradients(loss, by), gradients(slow, [whole[0], whole[2]]), strict=True):
+        agree(local.flatten(), slowly[: len(local)].flatten().tolist())
 
 
 def of_method(name: str, by: list[Tensor]) -> Tensor:
@@ -141,8 +141,8 @@ def test_the_method_on_the_same_encodings_has_the_same_loss(name: str) -> None:
     loss, wanted = all_losses()[name](by, {"text_ids": OWN}), of_method(name, by)
     assert loss.shape == ()
     agree([float(loss.detach())], [float(wanted.detach())])
-    for mine, other in zip(gradients(loss, by), gradients(wanted, by), strict=True):
-        agree(mine.flatten(), other.flatten().tolist())
+    for local, other in zip(gradients(loss, by), gradients(wanted, by), strict=True):
+        agree(local.flatten(), other.flatten().tolist())
 
 
 ROWS = ([0, 1, 2], [3]), ([0, 1, 2, 3, 4], [5])  # images and texts of each of two processes
@@ -153,7 +153,7 @@ def rank_worker(rank: int, port: int, out: Path) -> None:
     place = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
     images, texts = (torch.tensor(part[rank]) for part in ROWS)
-    found = {}
+    actual = {}
     for name, loss in all_losses().items():
         whole = vectors()
         by = [whole[0][images], whole[1][texts], whole[2][images], whole[3][texts]]
@@ -161,13 +161,13 @@ def rank_worker(rank: int, port: int, out: Path) -> None:
         grads = gradients(value, whole)
         for x in (value := value.detach(), *grads):
             dist.all_reduce(x)
-        found[name] = [value / 2, *(x / 2 for x in grads)]  # DistributedDataParallel takes the mean
+        actual[name] = [value / 2, *(x / 2 for x in grads)]  # DistributedDataParallel takes the mean
         own = loss([x.detach() for x in by], {"text_ids": OWN[texts] - images[0], "gather": False})
-        found[f"{name} alone"] = [own.detach()]
+        actual[f"{name} alone"] = [own.detach()]
         by_row = loss([x.detach() for x in by], {"text_ids": OWN[texts] - images[0]}).detach()
         dist.all_reduce(by_row)  # without image_ids: rows of this process, whose ids no other process has
-        found[f"{name} by row"] = [by_row / 2]
-    torch.save(found, out / f"{rank}.pt")
+        actual[f"{name} by row"] = [by_row / 2]
+    torch.save(actual, out / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -175,19 +175,19 @@ def rank_worker(rank: int, port: int, out: Path) -> None:
 def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
     """They have three images and one, with five texts and one."""
     assert exit_codes(start_ranks(rank_worker, 2, free_port(), tmp_path)) == [0, 0]
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    actual = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     for name, loss in all_losses().items():
         by = vectors()
         value = loss(by, {"image_ids": torch.arange(4), "text_ids": OWN})
-        for mine, wanted in zip(found[0][name], [value.detach(), *gradients(value, by)], strict=True):
-            agree(mine.flatten(), wanted.flatten().tolist())
+        for local, wanted in zip(actual[0][name], [value.detach(), *gradients(value, by)], strict=True):
+            agree(local.flatten(), wanted.flatten().tolist())
         if name not in ("flair", "caft", "seps"):  # they sample by the ids, which differ
-            agree(found[0][f"{name} by row"][0].flatten(), [float(value.detach())])
+            agree(actual[0][f"{name} by row"][0].flatten(), [float(value.detach())])
         for rank in (0, 1):
             images, texts = (torch.tensor(part[rank]) for part in ROWS)
             some = [by[0][images], by[1][texts], by[2][images], by[3][texts]]
             alone = loss([x.detach() for x in some], {"text_ids": OWN[texts] - images[0]})
-            assert float(found[rank][f"{name} alone"][0]) == pytest.approx(float(alone.detach()), rel=1e-9)
+            assert float(actual[rank][f"{name} alone"][0]) == pytest.approx(float(alone.detach()), rel=1e-9)
 
 
 def test_ids_may_be_lists() -> None:

@@ -47,11 +47,13 @@ def gelu(x: Tensor) -> Tensor:
 def attended(module: GraphPool, rows: list[Tensor]) -> list[Tensor]:
     qkv = [linear(module.attention.to_qkv, norm(module.norm1, row)) for row in rows]
     part, out = WIDTH // HEADS, []
-    for mine in qkv:
+    for local in qkv:
         heads = []
         for h in range(HEADS):
             at = slice(h * part, (h + 1) * part)
-            fits = [math.exp(float(mine[:WIDTH][at] @ row[WIDTH : 2 * WIDTH][at]) / part**0.5) for row in qkv]
+            fits = [
+                math.exp(float(local[:WIDTH][at] @ row[WIDTH : 2 * WIDTH][at]) / part**0.5) for row in qkv
+            ]
             values = [fit * row[2 * WIDTH :][at] for fit, row in zip(fits, qkv, strict=True)]
             heads.append(torch.stack(values).sum(0) / sum(fits))
         out.append(linear(module.attention.to_out, torch.cat(heads)))
@@ -100,27 +102,27 @@ def slow_pool(module: GraphPool, x: Tensor, cls: Tensor) -> dict[str, Any]:
 
 def test_pooling_is_what_loops_over_single_tokens_give() -> None:
     module, (x, cls, valid) = pool(), inputs()
-    found = module(x, cls, valid)
-    assert found.mask.all()
+    actual = module(x, cls, valid)
+    assert actual.mask.all()
     for i in range(len(x)):
         at = valid[i].nonzero().flatten()
         with torch.no_grad():
             slow = slow_pool(module, x[i, at], cls[i])
-        assert found.picked[i].tolist() == at[slow["picks"]].tolist()
-        torch.testing.assert_close(found.tokens[i], slow["tokens"], rtol=1e-6, atol=1e-6)
-        torch.testing.assert_close(found.cls[i], slow["cls"], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(found.weight[i, at], slow["weight"], rtol=1e-9, atol=1e-9)
+        assert actual.picked[i].tolist() == at[slow["picks"]].tolist()
+        torch.testing.assert_close(actual.tokens[i], slow["tokens"], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(actual.cls[i], slow["cls"], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual.weight[i, at], slow["weight"], rtol=1e-9, atol=1e-9)
 
 
 def test_every_token_is_shared_out_and_every_group_owns_the_token_it_is_built_around() -> None:
     module, (x, cls, valid) = pool(), inputs(20, 30)
-    found = module(x, cls, valid)
-    assert torch.equal(found.weight.sum(2) > 0, valid)
-    torch.testing.assert_close(found.weight.sum(2), valid.double())
-    owner = found.weight.argmax(2).gather(
-        1, found.picked
+    actual = module(x, cls, valid)
+    assert torch.equal(actual.weight.sum(2) > 0, valid)
+    torch.testing.assert_close(actual.weight.sum(2), valid.double())
+    owner = actual.weight.argmax(2).gather(
+        1, actual.picked
     )  # the group that each group's own token is nearest to
-    assert torch.equal(owner[found.mask], torch.arange(GROUPS).expand(20, -1)[found.mask])
+    assert torch.equal(owner[actual.mask], torch.arange(GROUPS).expand(20, -1)[actual.mask])
 
 
 @pytest.mark.parametrize("few", [False, True])
@@ -133,9 +135,9 @@ def test_what_stands_in_an_invalid_token_changes_nothing(few: bool) -> None:
     grads = []
     for tokens in (x, other):
         leaf = tokens.clone().requires_grad_()
-        found: Grouped = module(leaf, cls, valid)
-        (found.tokens.square().sum() + found.cls.sum() + found.weight.square().sum()).backward()
-        grads.append((found, leaf.grad))
+        actual: Grouped = module(leaf, cls, valid)
+        (actual.tokens.square().sum() + actual.cls.sum() + actual.weight.square().sum()).backward()
+        grads.append((actual, leaf.grad))
     (one, grad), (two, other_grad) = grads
     for a, b in zip(one, two, strict=True):
         if a.dtype == torch.int64:
@@ -155,13 +157,13 @@ def test_equal_tokens_make_one_group_and_nothing_valid_makes_none() -> None:
     x[0] = x[0, :1]
     valid[0], valid[1] = True, False
     leaf = x.clone().requires_grad_()
-    found = module(leaf, cls, valid)
-    assert found.mask.tolist() == [[True] + [False] * (GROUPS - 1), [False] * GROUPS]
-    torch.testing.assert_close(found.weight[0, :, 0], torch.ones(10).double())
-    assert not found.tokens[1].any()
-    (found.tokens.square().sum() + found.cls.sum()).backward()
+    actual = module(leaf, cls, valid)
+    assert actual.mask.tolist() == [[True] + [False] * (GROUPS - 1), [False] * GROUPS]
+    torch.testing.assert_close(actual.weight[0, :, 0], torch.ones(10).double())
+    assert not actual.tokens[1].any()
+    (actual.tokens.square().sum() + actual.cls.sum()).backward()
     assert leaf.grad is not None
-    assert all(torch.isfinite(values).all() for values in (*found, leaf.grad))
+    assert all(torch.isfinite(values).all() for values in (*actual, leaf.grad))
 
 
 def test_half_precision_changes_no_pick_and_little_else() -> None:

@@ -43,12 +43,12 @@ def test_superpixels_by_a_kernel_are_those_by_products(
     cell: int, size: int, steps: int, called: list[str]
 ) -> None:
     pixels = image(size, seed=3)
-    expected, found = superpixels._by_products(pixels, cell, 10.0, steps), kmeans(pixels, cell, 10.0, steps)
+    expected, actual = superpixels._by_products(pixels, cell, 10.0, steps), kmeans(pixels, cell, 10.0, steps)
     assert called == ["kmeans"]
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     if size < 20:
-        assert found[1].tolist() == slow_kmeans(pixels[1], cell, 10.0, steps)
-        assert torch.equal(kmeans(pixels / 255, cell, 10.0, steps), found)
+        assert actual[1].tolist() == slow_kmeans(pixels[1], cell, 10.0, steps)
+        assert torch.equal(kmeans(pixels / 255, cell, 10.0, steps), actual)
 
 
 @interpreted
@@ -72,9 +72,9 @@ def test_superpixels_are_connected_by_a_kernel_as_by_flood_fill(
 def test_superpixels_by_a_kernel_break_ties_and_keep_centres_without_pixels(called: list[str]) -> None:
     uniform = torch.full((1, 3, 9, 9), 77, dtype=torch.uint8)
     uniform[..., 4, 4] = 0
-    found = kmeans(uniform, 3, 0.0, 1)  # place counts nothing
-    assert found[0, 0, ::3].tolist() == [0, 0, 1], "the lower number of the cells that have its colour"
-    assert torch.equal(found, superpixels._by_products(uniform, 3, 0.0, 1))
+    actual = kmeans(uniform, 3, 0.0, 1)  # place counts nothing
+    assert actual[0, 0, ::3].tolist() == [0, 0, 1], "the lower number of the cells that have its colour"
+    assert torch.equal(actual, superpixels._by_products(uniform, 3, 0.0, 1))
     generator = torch.Generator().manual_seed(364)  # one centre loses its last pixel
     noise = torch.randint(0, 256, (1, 3, 9, 9), generator=generator, dtype=torch.uint8)
     assert kmeans(noise, 3, 1.0, 5)[0].tolist() == slow_kmeans(noise[0], 3, 1.0, 5)
@@ -197,13 +197,13 @@ def test_kernels_fit_a_processor(name: str, architecture: int, tmp_path: Path) -
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     chip = f"sm_{architecture}" + ("a" if architecture == 90 else "")
     for program in ("ptxas-blackwell", "ptxas"):  # the plain one may be older than the PTX
-        found = subprocess.run(
+        actual = subprocess.run(
             [assembler / program, "-v", f"-arch={chip}", tmp_path / "kernel.ptx", "-o", os.devnull],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if not found.returncode:
+        if not actual.returncode:
             break
-    assert not found.returncode, found.stderr
-    spilled = re.findall(r"(\d+) bytes spill stores", found.stderr)
+    assert not actual.returncode, actual.stderr
+    spilled = re.findall(r"(\d+) bytes spill stores", actual.stderr)
     assert len(spilled) == 1
-    assert int(spilled[0]) <= 64, found.stderr
+    assert int(spilled[0]) <= 64, actual.stderr

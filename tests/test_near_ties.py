@@ -62,11 +62,11 @@ def gradient(
     terms = both_triplets(score, pair, pair, rule, 1.0).values()
     loss = torch.stack([term.mean.total / term.mean.number for term in terms]).sum()
     learn = [*leaves, *method.selector.parameters()]
-    found = torch.autograd.grad(loss, learn, allow_unused=True, retain_graph=True)
+    actual = torch.autograd.grad(loss, learn, allow_unused=True, retain_graph=True)
     return torch.cat(
         [
             torch.zeros_like(x).flatten() if g is None else g.flatten()
-            for g, x in zip(found, learn, strict=True)
+            for g, x in zip(actual, learn, strict=True)
         ]
     )
 
@@ -80,9 +80,9 @@ def test_near_ties_have_the_gradient_of_a_dense_pass(name: str, hardest: bool) -
     with torch.no_grad():
         exact = made(name, torch.float64)
         assert float(dense(exact, *alike(exact, 16, 1e-7, torch.float64)[0]).std()) < 1e-7
-    found = gradient(method, pair, leaves, rule, twice(method))
+    actual = gradient(method, pair, leaves, rule, twice(method))
     expected = gradient(method, pair, leaves, rule, lambda a, b, _: dense(method, a, b))
-    assert float(torch.cosine_similarity(found, expected, dim=0)) >= 0.999
+    assert float(torch.cosine_similarity(actual, expected, dim=0)) >= 0.999
 
 
 @pytest.mark.parametrize("most", [0.0, 1.0], ids=["all again", "some again"])
@@ -104,9 +104,9 @@ def test_rounding_of_the_first_pass_decides_nothing(
     monkeypatch.setitem(scoring.TILE_SIZE, "cpu", 2000)  # in several tiles
     method, rule = made(name, torch.float64), TripletSchedule(0.2, hardest, 1.0)
     pair, leaves = alike(method, 8, 1e-5, torch.float64)
-    found = gradient(method, pair, leaves, rule, twice(method))
+    actual = gradient(method, pair, leaves, rule, twice(method))
     expected = gradient(method, pair, leaves, rule, lambda a, b, _: dense(method, a, b))
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("hardest", [True, False], ids=["hardest", "all"])

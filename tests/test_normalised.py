@@ -34,7 +34,7 @@ def slow(v: Tensor, t: Tensor, which: PairMatrix) -> tuple[Tensor, Tensor]:
     """Both sums of losses, from the whole matrix in float64, row by row."""
     where = which.where(dtype=torch.float64)
     assert where.real is not None
-    found = []
+    actual = []
     for logits, weight, real in (
         (v.double() @ t.double().T, where.weight, where.real),
         (t.double() @ v.double().T, where.weight.T, where.real.T),
@@ -44,8 +44,8 @@ def slow(v: Tensor, t: Tensor, which: PairMatrix) -> tuple[Tensor, Tensor]:
             for i in range(len(logits))
             if weight[i].sum() > 0
         ]
-        found.append(torch.stack(losses).sum())
-    return found[0], found[1]
+        actual.append(torch.stack(losses).sum())
+    return actual[0], actual[1]
 
 
 @pytest.mark.parametrize("side", [5, 12, 512])
@@ -56,11 +56,11 @@ def test_however_far_apart_the_logits_are(
 ) -> None:
     monkeypatch.setattr("grainline.losses.tiled.scores.CACHED", side)
     (v, t), which = spread(largest, dtype), blocks(36, 2)
-    found = [mean.total for mean in pair_loss(Dot(), SoftmaxLoss(True), (v,), (t,), which)]
+    actual = [mean.total for mean in pair_loss(Dot(), SoftmaxLoss(True), (v,), (t,), which)]
     expected = slow(v, t, which)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert float((a - b).detach().abs()) <= limit * float(b.detach())
-    grads, exact = (torch.autograd.grad(x[0] + 3 * x[1], (v, t)) for x in (found, expected))
+    grads, exact = (torch.autograd.grad(x[0] + 3 * x[1], (v, t)) for x in (actual, expected))
     for a, b in zip(grads, exact, strict=True):
         assert float((a - b).abs().max()) <= limit * max(1.0, float(b.abs().max()))
 
@@ -85,13 +85,13 @@ def test_groups_without_rows_and_tiles_of_padding_alone_say_nothing(monkeypatch:
     item = place.masked_fill((place >= 4) & (place < 9), -1)
     keys = RowIds(item, place // 2, place // 8 * 3, place % 2)  # groups 0 and 3 of four
     v, t = spread(3.0, torch.float64, 16)
-    found = pair_loss(Dot(), SoftmaxLoss(True), (v,), (t,), PairMatrix(keys, keys, 1.0, 0.5))
-    for a, b in zip(found, slow(v, t, PairMatrix(keys, keys, 1.0, 0.5)), strict=True):
+    actual = pair_loss(Dot(), SoftmaxLoss(True), (v,), (t,), PairMatrix(keys, keys, 1.0, 0.5))
+    for a, b in zip(actual, slow(v, t, PairMatrix(keys, keys, 1.0, 0.5)), strict=True):
         assert_same(a, Mean(b, torch.tensor(11.0)))
-    (grad,) = torch.autograd.grad(found[0].total + found[1].total, t)
+    (grad,) = torch.autograd.grad(actual[0].total + actual[1].total, t)
     assert torch.equal(grad[4:9], torch.zeros(5, 8, dtype=torch.float64))
 
 
-def assert_same(found: Mean, expected: Mean) -> None:
-    torch.testing.assert_close(found.total, expected.total, rtol=1e-12, atol=1e-12)
-    assert float(found.number) == float(expected.number)
+def assert_same(actual: Mean, expected: Mean) -> None:
+    torch.testing.assert_close(actual.total, expected.total, rtol=1e-12, atol=1e-12)
+    assert float(actual.number) == float(expected.number)

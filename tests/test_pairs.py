@@ -56,7 +56,7 @@ def dense(loss: Any, logits: Tensor, blocks: PairMatrix, shares: tuple[Tensor, T
         sign = torch.where(where.same, -1.0, 1.0)
         each = (1 + (sign * logits).exp()).log() * torch.where(where.same, where.weight, 1.0) * where.real
         return [Mean((shares[0] * each.sum(1)).sum(), (shares[0] * blocks.rows.real()).sum())]
-    found = []
+    actual = []
     for side in range(1 + loss.columns):
         matrix, weight, real = (x.T if side else x for x in (logits, where.weight, where.real))
         total, number = torch.zeros((), dtype=logits.dtype), torch.zeros((), dtype=logits.dtype)
@@ -66,8 +66,8 @@ def dense(loss: Any, logits: Tensor, blocks: PairMatrix, shares: tuple[Tensor, T
                 target = weight[i][real[i]] / weight[i].sum()
                 total = total - shares[side][i] * (target * log_prob).sum()
                 number = number + shares[side][i]
-        found.append(Mean(total, number))
-    return found
+        actual.append(Mean(total, number))
+    return actual
 
 
 LOSSES = [SigmoidLoss(), SoftmaxLoss(False), SoftmaxLoss(True)]
@@ -81,13 +81,13 @@ def test_tiles_are_the_whole_matrix(loss: Any, scale: float, dtype: torch.dtype,
     v, t = drawn(scale, dtype)
     blocks = PairMatrix(keys_of(40, 3, shuffled=shuffled), keys_of(52, 3, shuffled=shuffled), 1.0, 0.4, 0.2)
     shares = torch.rand(40, dtype=dtype), torch.rand(52, dtype=dtype)
-    found = pair_loss(Small(), loss, (v,), (t,), blocks, shares=shares)
+    actual = pair_loss(Small(), loss, (v,), (t,), blocks, shares=shares)
     slow = dense(loss, v @ t.T, blocks, shares)
     exact = {"rtol": 1e-11, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-5}
-    for mean, expected in zip(found, slow, strict=True):
+    for mean, expected in zip(actual, slow, strict=True):
         torch.testing.assert_close(mean.total, expected.total, **exact)
         torch.testing.assert_close(mean.number, expected.number, **exact)
-    both = [sum((k + 1) * mean.total for k, mean in enumerate(means)) for means in (found, slow)]
+    both = [sum((k + 1) * mean.total for k, mean in enumerate(means)) for means in (actual, slow)]
     for a, b in zip(*(torch.autograd.grad(x, (v, t)) for x in both), strict=True):
         torch.testing.assert_close(a, b, **exact)
 

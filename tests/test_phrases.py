@@ -38,19 +38,19 @@ def said(text: str, phrases: list[Phrase]) -> list[str]:
 
 
 def test_the_phrases_of_a_tagged_sentence_are_those_of_the_paper() -> None:
-    found = extract(pretagged(CAT, CAT_POS, CAT_CHUNKS))
+    actual = extract(pretagged(CAT, CAT_POS, CAT_CHUNKS))
     wanted = ["A cat on the left of", "a wall", "the small dog", "leans against", "on the left of", "next to"]
-    assert said(CAT, select(CAT, found, "official")) == wanted
-    assert said(CAT, select(CAT, found)) == wanted
-    assert "next to" not in said(CAT, select(CAT, found, "paper"))
-    assert "the image" in said(CAT, select(CAT, found, "paper"))
-    assert [p.kind for p in found] == ["noun"] * 4 + ["action"] + ["relation"] * 2
+    assert said(CAT, select(CAT, actual, "official")) == wanted
+    assert said(CAT, select(CAT, actual)) == wanted
+    assert "next to" not in said(CAT, select(CAT, actual, "paper"))
+    assert "the image" in said(CAT, select(CAT, actual, "paper"))
+    assert [p.kind for p in actual] == ["noun"] * 4 + ["action"] + ["relation"] * 2
 
 
 def slow_extended(tokens: list[Token]) -> list[tuple[int, int]]:
     """Every match of DET? (ADJ|NOUN|PROPN)+ ADP the? SIDE of?, by trying all spans."""
     sides = ("left", "right", "top", "bottom", "front", "back", "middle", "center")
-    found = []
+    actual = []
     for first in range(len(tokens)):
         for end in range(first + 3, len(tokens) + 1):
             rest = tokens[first:end]
@@ -64,8 +64,8 @@ def slow_extended(tokens: list[Token]) -> list[tuple[int, int]]:
                 fits = [[s, *o] for s in sides for o in ([], ["of"])]
                 fits += [["the", *fit] for fit in fits]
                 if tail and tail[0].pos == "ADP" and words[1:] in fits:
-                    found.append((first, end))
-    return found
+                    actual.append((first, end))
+    return actual
 
 
 POS = ("DET", "ADJ", "NOUN", "PROPN", "ADP", "VERB", "ADV", "PUNCT")
@@ -81,13 +81,13 @@ def test_longer_noun_phrases_are_the_longest_of_all_matches(pairs: list[tuple[st
         place += len(word) + 1
     cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)), max_size=4)))
     chunks = list(pairwise(cuts))[::2]
-    found = extract(Tagged(tokens, chunks))
+    actual = extract(Tagged(tokens, chunks))
     kept: list[tuple[int, int]] = []
     for span in sorted({*chunks, *slow_extended(tokens)}, key=lambda s: (s[0] - s[1], s[0])):
         if not any(span[0] < end and first < span[1] for first, end in kept):
             kept.append(span)
     wanted = [(tokens[a].start, tokens[b - 1].end) for a, b in sorted(kept)]
-    assert [(p.start, p.end) for p in found if p.kind == "noun"] == wanted
+    assert [(p.start, p.end) for p in actual if p.kind == "noun"] == wanted
     assert longest(chunks) == chunks
 
 
@@ -106,8 +106,8 @@ def test_longer_noun_phrases_are_the_longest_of_all_matches(pairs: list[tuple[st
     ],
 )
 def test_relations_take_each_word_once_from_left_to_right(words: str, pos: str, wanted: list[str]) -> None:
-    found = extract(pretagged(words, pos.split(), []))
-    assert said(words, [p for p in found if p.kind == "relation"]) == wanted
+    actual = extract(pretagged(words, pos.split(), []))
+    assert said(words, [p for p in actual if p.kind == "relation"]) == wanted
 
 
 def test_filters_leave_out_what_they_say() -> None:
@@ -132,9 +132,9 @@ def test_filters_leave_out_what_they_say() -> None:
 
 @pytest.mark.parametrize("text", OWN)
 def test_rules_find_the_phrases_of_our_own_sentences(text: str) -> None:
-    found = select(text, Rules().phrases(text))
+    actual = select(text, Rules().phrases(text))
     by_kind = tuple(
-        "|".join(text[p.start : p.end] for p in found if p.kind == kind)
+        "|".join(text[p.start : p.end] for p in actual if p.kind == kind)
         for kind in ("noun", "action", "relation")
     )
     assert by_kind == OWN[text]
@@ -143,12 +143,12 @@ def test_rules_find_the_phrases_of_our_own_sentences(text: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.sampled_from("aAsdeingtly .,'’“\"-0(\n&") | st.characters(), max_size=60))
 def test_rules_hold_their_promises_on_any_text(text: str) -> None:
-    found = Rules().phrases(text)
-    assert found == Rules().phrases(text)
-    assert len({(p.kind, p.start, p.end) for p in found}) == len(found)
+    actual = Rules().phrases(text)
+    assert actual == Rules().phrases(text)
+    assert len({(p.kind, p.start, p.end) for p in actual}) == len(actual)
     order = ("noun", "action", "relation")
-    assert found == sorted(found, key=lambda p: (order.index(p.kind), p.start))
-    for phrase in found:
+    assert actual == sorted(actual, key=lambda p: (order.index(p.kind), p.start))
+    for phrase in actual:
         piece = text[phrase.start : phrase.end]
         assert piece
         assert piece == piece.strip()
@@ -162,8 +162,8 @@ def test_rules_find_most_phrases_of_real_sentences(shared_data: Path) -> None:
         hits = both = 0
         for one in labelled(shared_data):
             if one.half == half:
-                found, true = (select(one.text, p) for p in (provider.phrases(one.text), one.phrases))
-                right, some, all_true = agreement(one.text, found, true, exact=True)
+                actual, true = (select(one.text, p) for p in (provider.phrases(one.text), one.phrases))
+                right, some, all_true = agreement(one.text, actual, true, exact=True)
                 hits, both = hits + right, both + some + all_true
         assert 2 * hits / both > least, half
 
@@ -203,9 +203,9 @@ class FakePipeline:
     def __call__(self, text: str) -> FakeDoc:
         if text != CAT:
             return FakeDoc([], [], self.has)
-        found = pretagged(CAT, CAT_POS, CAT_CHUNKS)
-        tokens = [FakeToken(i, t.text, t.start, t.pos) for i, t in enumerate(found.tokens)]
-        return FakeDoc(tokens, [FakeSpan(*chunk) for chunk in found.chunks], self.has)
+        actual = pretagged(CAT, CAT_POS, CAT_CHUNKS)
+        tokens = [FakeToken(i, t.text, t.start, t.pos) for i, t in enumerate(actual.tokens)]
+        return FakeDoc(tokens, [FakeSpan(*chunk) for chunk in actual.chunks], self.has)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:

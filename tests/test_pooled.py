@@ -75,14 +75,14 @@ class Case:
                 if image[j] == self.images.image[i]:
                     total = total + F.softplus(-logit)
                     continue
-                mine = [k for k in range(len(item)) if image[k] == image[j] and item[k] >= 0]
+                local = [k for k in range(len(item)) if image[k] == image[j] and item[k] >= 0]
                 if image[j] < 0:
                     share = 1.0
                 elif negatives == "all":
-                    share = 1 / len(mine)
+                    share = 1 / len(local)
                 else:
                     lot = hash_pairs(clock, self.images.image[i : i + 1], torch.tensor([image[j]]))
-                    share = float(mine[int(lot) % len(mine)] == j)
+                    share = float(local[int(lot) % len(local)] == j)
                 total = total + share * F.softplus(logit)
         return Mean(total, number)
 
@@ -91,11 +91,11 @@ WAYS = pytest.mark.parametrize(("heads", "slots"), [(1, 3), (3, 7)])
 NEGATIVES = pytest.mark.parametrize("negatives", ["sampled", "all"])
 
 
-def assert_same(found: Mean, expected: Mean, learnt: list[Tensor], loss: float, gradient: float) -> None:
-    assert float(found.number) == float(expected.number)
-    torch.testing.assert_close(found.total, expected.total, rtol=loss, atol=0)
+def assert_same(actual: Mean, expected: Mean, learnt: list[Tensor], loss: float, gradient: float) -> None:
+    assert float(actual.number) == float(expected.number)
+    torch.testing.assert_close(actual.total, expected.total, rtol=loss, atol=0)
     for a, b in zip(
-        *(torch.autograd.grad(x.total, learnt, retain_graph=True) for x in (found, expected)), strict=True
+        *(torch.autograd.grad(x.total, learnt, retain_graph=True) for x in (actual, expected)), strict=True
     ):
         assert float((a - b).norm()) <= gradient * float(b.norm()) + gradient * 1e-2
 
@@ -106,9 +106,9 @@ def test_loss_and_all_gradients_are_those_of_a_loop_over_pairs(
     heads: int, slots: int, negatives: str
 ) -> None:
     case = Case(heads, slots=slots)
-    found, expected = case.fast(case.pairs(negatives)), case.slow(negatives)
-    assert_same(found, expected, case.learnt(), 1e-11, 1e-11)
-    assert found.number == 4
+    actual, expected = case.fast(case.pairs(negatives)), case.slow(negatives)
+    assert_same(actual, expected, case.learnt(), 1e-11, 1e-11)
+    assert actual.number == 4
 
 
 @NEGATIVES
@@ -127,13 +127,13 @@ def test_all_negatives_are_the_mean_over_the_lots(
     heads: int, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(heads, slots=slots)
-    found, sums = case.fast(case.pairs("all")), []
+    actual, sums = case.fast(case.pairs("all")), []
     for lot in range(4):  # images have 4, 2 or 1 captions: each is drawn equally often
         fixed = torch.full((5, 5), lot)
         monkeypatch.setattr(pair_mask, "hash_pairs", lambda *ids, fixed=fixed: fixed[:, : len(ids[2])])
         sums.append(case.fast(case.pairs("sampled")).total)
-    mean = Mean(torch.stack(sums).mean(), found.number)
-    assert_same(found, mean, case.learnt(), 1e-12, 1e-11)
+    mean = Mean(torch.stack(sums).mean(), actual.number)
+    assert_same(actual, mean, case.learnt(), 1e-12, 1e-11)
     assert max(sums) > min(sums)
 
 
@@ -203,8 +203,8 @@ def test_lots_are_fair_to_captions_and_differ_with_images_steps_and_seeds() -> N
 
 
 def test_lots_are_the_same_everywhere_for_ever() -> None:
-    found = hash_pairs(Clock(2, 0.0, 2**70 + 1), torch.tensor([0, -1, 2**62]), torch.tensor([5, 2**40]))
-    assert (found % 1_000_003).tolist() == [[305060, 127173], [221351, 958821], [549977, 250206]]
+    actual = hash_pairs(Clock(2, 0.0, 2**70 + 1), torch.tensor([0, -1, 2**62]), torch.tensor([5, 2**40]))
+    assert (actual % 1_000_003).tolist() == [[305060, 127173], [221351, 958821], [549977, 250206]]
 
 
 def test_a_batch_without_captions_of_others_or_without_any_has_a_loss() -> None:
@@ -212,28 +212,28 @@ def test_a_batch_without_captions_of_others_or_without_any_has_a_loss() -> None:
     none = RowIds(*(x[:0] for x in case.captions))
     for negatives in ("sampled", "all"):
         pairs = part_pairs(case.images, none, negatives, CLOCK)
-        found = part_loss(case.pool, (case.segments, None), case.texts[:0], pairs, case.scale, case.bias)
-        assert (found.total, found.number) == (0, 4)
+        actual = part_loss(case.pool, (case.segments, None), case.texts[:0], pairs, case.scale, case.bias)
+        assert (actual.total, actual.number) == (0, 4)
 
 
 def test_at_the_start_it_has_the_loss_of_logits_at_the_bias() -> None:
     case = Case(3)
     bias, scale = torch.tensor([-10.0]).double(), torch.tensor([0.0]).double()
-    found = part_loss(case.pool, (case.segments, None), case.texts, case.pairs("sampled"), scale, bias)
+    actual = part_loss(case.pool, (case.segments, None), case.texts, case.pairs("sampled"), scale, bias)
     own, others = (
         4 + 4 + 2 + 1,
         4 * (5 - 1),
     )  # captions of the images 40, 7, 3 and 12; of the 5 that have any
     expected = own * math.log1p(math.exp(10)) + (others + 4 * 1) * math.log1p(math.exp(-10))
-    assert float(found.total.detach()) == pytest.approx(expected, rel=1e-12)
+    assert float(actual.total.detach()) == pytest.approx(expected, rel=1e-12)
 
 
 def test_autocast_lowers_nothing() -> None:
     case = Case(3, torch.float32)
     expected = case.fast(case.pairs("all"))
     with torch.autocast("cpu", torch.bfloat16):
-        found = case.fast(case.pairs("all"))
-    assert torch.equal(found.total, expected.total)
+        actual = case.fast(case.pairs("all"))
+    assert torch.equal(actual.total, expected.total)
 
 
 @pytest.mark.parametrize(("heads", "slots"), [(1, 3), (3, 3), (12, 9)])
@@ -248,16 +248,16 @@ def test_scores_are_sums_over_the_parts_of_a_text(
     keys = case.pool.keys(case.segments, case.mask)
     learnt = pooled_scores(case.pool, keys, texts, real if masked else None)
     keys = KeyValue(keys.key.detach(), keys.value.detach(), keys.mask)
-    found = pooled_scores(case.pool, keys, texts, real if masked else None)
-    assert found.shape == (5, 4)
+    actual = pooled_scores(case.pool, keys, texts, real if masked else None)
+    assert actual.shape == (5, 4)
     assert learnt.requires_grad
-    assert not found.requires_grad, "weights alone ask for none"
-    assert torch.equal(learnt, found)
+    assert not actual.requires_grad, "weights alone ask for none"
+    assert torch.equal(learnt, actual)
     for i in range(5):
         for m in range(4):
             counted = [s for s in range(3) if real[m, s] or not masked]
             total = sum(case.cosine(i, 3 * m + s) for s in counted) * 3 / max(1, len(counted))
-            torch.testing.assert_close(found[i, m], torch.as_tensor(total).double().detach())
+            torch.testing.assert_close(actual[i, m], torch.as_tensor(total).double().detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

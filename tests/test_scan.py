@@ -87,10 +87,10 @@ def test_scores_and_gradients_are_those_of_the_loop(
         torch.testing.assert_close(method.score(images, texts), expected)
     weight = torch.randn(3, 4).double()
     leaves = images.tokens, texts.tokens
-    for found, grad in zip(
+    for actual, grad in zip(
         *(torch.autograd.grad((x * weight).sum(), leaves) for x in (fast, expected)), strict=True
     ):
-        torch.testing.assert_close(found, grad)
+        torch.testing.assert_close(actual, grad)
 
 
 def test_plain_clipping_ignores_negative_cosines() -> None:

@@ -39,8 +39,8 @@ def test_branches_rank_patches_apart_and_add_up_to_equation_3() -> None:
     torch.testing.assert_close(joint, torch.tensor([0.84, 0.78, 1.10, 0.78]))
     torch.testing.assert_close(sparse + dense - (1 - 2 * BETA) * OWN, joint)
     torch.testing.assert_close(weighted_score(None, TEXT, 0.5), TEXT / 2)
-    found = [set(hard_topk(x, 2).nonzero().flatten().tolist()) for x in (sparse, dense, joint)]
-    assert found == [{2, 3}, {1, 2}, {2, 0}]
+    actual = [set(hard_topk(x, 2).nonzero().flatten().tolist()) for x in (sparse, dense, joint)]
+    assert actual == [{2, 3}, {1, 2}, {2, 0}]
     assert hard_topk(sparse, 4).tolist() == [1.0] * 4
 
 
@@ -114,29 +114,29 @@ def test_padding_counts_nowhere_on_either_side() -> None:
     cosine = torch.rand(4, 7, 6) - 0.5
     expected = match(cosine, torch.ones(7), torch.ones(6).bool())
     longer = pad(cosine, (0, 3, 0, 2), value=99.0)
-    found = match(longer, pad(torch.ones(7), (0, 2)), pad(torch.ones(6), (0, 3)).bool())
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    actual = match(longer, pad(torch.ones(7), (0, 2)), pad(torch.ones(6), (0, 3)).bool())
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
     nothing = match(cosine, torch.ones(7), torch.zeros(6).bool())
     assert nothing.isfinite().all()
 
 
 def test_of_a_short_caption_the_least_find_is_repeated() -> None:
-    found = torch.tensor([[0.3, 0.9, 0.5, 7.0]])
-    best = best_of(found, torch.tensor([[True, True, True, False]]), 5)
+    actual = torch.tensor([[0.3, 0.9, 0.5, 7.0]])
+    best = best_of(actual, torch.tensor([[True, True, True, False]]), 5)
     torch.testing.assert_close(best, torch.tensor([[0.9, 0.5, 0.3, 0.3, 0.3]]))
-    torch.testing.assert_close(best_of(found, found > 0, 2), torch.tensor([[7.0, 0.9]]))
+    torch.testing.assert_close(best_of(actual, actual > 0, 2), torch.tensor([[7.0, 0.9]]))
 
 
 def test_of_equal_finds_the_first_learn() -> None:
-    found = torch.full((2, 40), 0.5)
-    found[:, 30] = 0.9
-    found.requires_grad_()
-    best = best_of(found, torch.ones(2, 40, dtype=torch.bool), 4)
+    actual = torch.full((2, 40), 0.5)
+    actual[:, 30] = 0.9
+    actual.requires_grad_()
+    best = best_of(actual, torch.ones(2, 40, dtype=torch.bool), 4)
     best.sum().backward()
-    assert found.grad is not None
+    assert actual.grad is not None
     expected = torch.zeros(40).index_fill(0, torch.tensor([0, 1, 2, 30]), 1.0)
-    assert torch.equal(found.grad, expected.expand(2, -1))
-    assert torch.equal(best, best_of(found.detach(), torch.ones(2, 40, dtype=torch.bool), 4))
+    assert torch.equal(actual.grad, expected.expand(2, -1))
+    assert torch.equal(best, best_of(actual.detach(), torch.ones(2, 40, dtype=torch.bool), 4))
 
 
 @pytest.mark.parametrize(

@@ -132,11 +132,11 @@ def naive(method: Any, a: Encoded, b: Encoded, clock: Clock | None = None) -> tu
 
 
 def looped(method: Any, a: Encoded, b: Encoded, clock: Clock | None = None) -> list[Tensor]:
-    found = [
+    actual = [
         [naive(method, rows(a, slice(i, i + 1)), rows(b, slice(j, j + 1)), clock) for j in range(len(b.item))]
         for i in range(len(a.item))
     ]
-    return [torch.stack([torch.stack([x[k] for x in row]) for row in found]) for k in range(3)]
+    return [torch.stack([torch.stack([x[k] for x in row]) for row in actual]) for k in range(3)]
 
 
 @pytest.mark.parametrize("changes", WAYS, ids=lambda x: "-".join(x))
@@ -216,7 +216,7 @@ def test_gradients_of_the_pairs_that_count_are_those_of_all_pairs(
     method = made(*changes)
     images, texts = images_and_texts()
     texts = rows(texts, texts.item >= 0)
-    found = []
+    actual = []
     for way in ("tiles", "loop"):
         twin = copy.deepcopy(method)
         a, b = twin.encode_images(images), twin.encode_texts(texts)
@@ -227,9 +227,9 @@ def test_gradients_of_the_pairs_that_count_are_those_of_all_pairs(
             terms = [t for t in twin.loss(pair, pair, clock).values() if t.weight is not None]
             loss = torch.stack([t.weight * t.mean.total / t.mean.number for t in terms]).sum()
         loss.backward()
-        found.append([loss.detach(), *(p.grad for p in twin.parameters() if p.grad is not None)])
-    assert len(found[0]) > 20
-    torch.testing.assert_close(*found, rtol=1e-7, atol=1e-10)
+        actual.append([loss.detach(), *(p.grad for p in twin.parameters() if p.grad is not None)])
+    assert len(actual[0]) > 20
+    torch.testing.assert_close(*actual, rtol=1e-7, atol=1e-10)
 
 
 def test_heat_is_what_patches_add_to_the_score_to_first_order() -> None:

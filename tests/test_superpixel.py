@@ -53,10 +53,10 @@ def test_neighbours_are_numbered_row_by_row() -> None:
     size, cell = 12, 4
     label = torch.full((1, size, size), 4)
     expected = [[8, 7, 6], [5, 4, 3], [2, 1, 0]]  # the middle cell, as seen from each of the nine
-    found = neighbour_of(label, cell)
+    actual = neighbour_of(label, cell)
     for row in range(3):
         for column in range(3):
-            corner = found[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+            corner = actual[0, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
             assert (corner == expected[row][column]).all()
 
 
@@ -78,10 +78,10 @@ def test_pooling_is_the_mean_over_pixels(size: int, cell: int, side: int) -> Non
 def test_an_empty_superpixel_has_no_mass_and_no_token() -> None:
     label = square_grid(torch.zeros(1, 3, 12, 12), 4).clone()
     label[label == 4] = 1
-    found = pool_cells(torch.ones(1, 2, 6, 6), label, 4)
-    assert found.mass[0].tolist() == [16, 32, 16, 16, 0, 16, 16, 16, 16]
-    assert (found.tokens[0, 4] == 0).all()
-    assert (found.tokens[0, :4] == 1).all()
+    actual = pool_cells(torch.ones(1, 2, 6, 6), label, 4)
+    assert actual.mass[0].tolist() == [16, 32, 16, 16, 0, 16, 16, 16, 16]
+    assert (actual.tokens[0, 4] == 0).all()
+    assert (actual.tokens[0, :4] == 1).all()
 
 
 def test_the_square_grid_gives_plain_means_of_cells() -> None:
@@ -136,9 +136,9 @@ def slow_kmeans(pixels: Tensor, cell: int, compactness: float, steps: int) -> li
     chosen = {place: own[place][0] for place in places}
     for step in range(steps + 1):
         for home in product(range(grid), repeat=2):
-            mine = [feature(*place) for place in places if chosen[place] == home]
-            if mine:
-                centres[home] = torch.stack(mine).mean(0)
+            local = [feature(*place) for place in places if chosen[place] == home]
+            if local:
+                centres[home] = torch.stack(local).mean(0)
         if step == steps:
             break
         for y, x in places:
@@ -211,11 +211,11 @@ FITS = pytest.mark.parametrize(
 def test_superpixels_are_connected_as_by_flood_fill(cell: int, grid: int, values: int, smooth: int) -> None:
     fit = some_fits(3, cell, grid, values, smooth)
     label = hard(fit, cell)
-    found = connected(label, fit, cell)
+    actual = connected(label, fit, cell)
     for i in range(3):
-        assert found[i].tolist() == slow_connected(label[i].tolist(), fit[i].tolist(), cell)
-        assert torch.equal(connected(label[i : i + 1], fit[i : i + 1], cell)[0], found[i])
-    assert torch.equal(found, connected(found, fit, cell))
+        assert actual[i].tolist() == slow_connected(label[i].tolist(), fit[i].tolist(), cell)
+        assert torch.equal(connected(label[i : i + 1], fit[i : i + 1], cell)[0], actual[i])
+    assert torch.equal(actual, connected(actual, fit, cell))
 
 
 def test_pieces_join_what_they_touch_and_fit_best() -> None:
@@ -234,8 +234,8 @@ def test_pieces_join_what_they_touch_and_fit_best() -> None:
 
 
 def test_superpixels_of_photographs_are_one_piece_each() -> None:
-    found = kmeans(image(64, seed=1), 8)
-    for one in found.tolist():
+    actual = kmeans(image(64, seed=1), 8)
+    for one in actual.tolist():
         numbers = [own for own, _ in slow_pieces(one)]
         assert len(numbers) == len(set(numbers)) > 30
 
@@ -263,18 +263,18 @@ def test_lab(rgb: tuple[int, int, int], expected: tuple[float, float, float]) ->
 )
 def test_kmeans_is_the_loop_over_pixels(cell: int, compactness: float, steps: int) -> None:
     pixels = image(24, seed=3)
-    found = kmeans(pixels, cell, compactness, steps)
-    assert_contract(found, 24, cell)
-    assert found[0].tolist() == slow_kmeans(pixels[0], cell, compactness, steps)
-    assert found[1].tolist() == slow_kmeans(pixels[1], cell, compactness, steps)
-    assert not torch.equal(found, square_grid(pixels, cell))
+    actual = kmeans(pixels, cell, compactness, steps)
+    assert_contract(actual, 24, cell)
+    assert actual[0].tolist() == slow_kmeans(pixels[0], cell, compactness, steps)
+    assert actual[1].tolist() == slow_kmeans(pixels[1], cell, compactness, steps)
+    assert not torch.equal(actual, square_grid(pixels, cell))
 
 
 def test_kmeans_of_a_uniform_image_is_the_square_grid() -> None:
     pixels = torch.full((1, 3, 24, 24), 77, dtype=torch.uint8)
-    found = kmeans(pixels, 4)
-    assert_contract(found, 24, 4)
-    assert torch.equal(found, square_grid(pixels, 4))
+    actual = kmeans(pixels, 4)
+    assert_contract(actual, 24, 4)
+    assert torch.equal(actual, square_grid(pixels, 4))
 
 
 def test_equal_distances_go_to_the_lower_number() -> None:
@@ -283,9 +283,9 @@ def test_equal_distances_go_to_the_lower_number() -> None:
     association = torch.zeros(1, 9, 4, 4)
     association[:, [3, 5, 7]] = 1 / 3
     assert (neighbour_of(hard(association, 2), 2)[..., 2:, 2:] == 3).all()
-    found = kmeans(pixels, 3, compactness=1e-6, steps=1)  # place counts next to nothing, and colours tie
-    assert_contract(found, 9, 3)
-    corner = neighbour_of(found, 3)[0, 0, 0]
+    actual = kmeans(pixels, 3, compactness=1e-6, steps=1)  # place counts next to nothing, and colours tie
+    assert_contract(actual, 9, 3)
+    corner = neighbour_of(actual, 3)[0, 0, 0]
     assert corner == 4  # 0 to 3 lie outside, and 4 comes before 5 and 7, which have its colour
 
 
@@ -295,11 +295,11 @@ def test_a_centre_without_pixels_keeps_its_place() -> None:
         255  # the middle is grey on average, its pixels are black or white as the cells beside it
     )
     pixels[..., 4:8, 4:8] = torch.tensor([[0, 255], [255, 0]], dtype=torch.uint8).repeat(2, 2)
-    found = kmeans(pixels, 4, compactness=1.0, steps=4)
-    assert_contract(found, 12, 4)
-    mass = pool_cells(torch.ones(1, 1, 12, 12), found, 4).mass
+    actual = kmeans(pixels, 4, compactness=1.0, steps=4)
+    assert_contract(actual, 12, 4)
+    mass = pool_cells(torch.ones(1, 1, 12, 12), actual, 4).mass
     assert (mass == 0).any()
-    assert found[0].tolist() == slow_kmeans(pixels[0], 4, 1.0, 4)
+    assert actual[0].tolist() == slow_kmeans(pixels[0], 4, 1.0, 4)
     # Here one moves, then loses its last pixel, then wins some from where it had moved to.
     generator = torch.Generator().manual_seed(364)
     noise = torch.randint(0, 256, (1, 3, 9, 9), generator=generator, dtype=torch.uint8)
@@ -309,10 +309,10 @@ def test_a_centre_without_pixels_keeps_its_place() -> None:
 def test_many_images_are_each_as_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grainline.nn.superpixels.CHUNK", 5)
     pixels = torch.cat([image(16, seed) for seed in range(6)])
-    found = kmeans(pixels, 8, steps=3)
-    assert len(found) == 12
+    actual = kmeans(pixels, 8, steps=3)
+    assert len(actual) == 12
     for i in range(12):
-        assert torch.equal(found[i], kmeans(pixels[i : i + 1], 8, steps=3)[0])
+        assert torch.equal(actual[i], kmeans(pixels[i : i + 1], 8, steps=3)[0])
 
 
 def test_images_in_numbers_of_either_kind_have_the_same_superpixels() -> None:
@@ -383,10 +383,10 @@ def test_the_network_is_the_published_one() -> None:
 
 def test_a_published_file_gives_the_same_network(tmp_path: Path) -> None:
     network, x = some_network(), torch.rand(1, 3, 32, 32)
-    found = read_sfcn(save(tmp_path / "spixel.tar", published(network)))
+    actual = read_sfcn(save(tmp_path / "spixel.tar", published(network)))
     with torch.no_grad():
-        assert torch.equal(found(x), network(x))
-        torch.testing.assert_close(folded(found)(x), network(x), atol=1e-4, rtol=1e-4)
+        assert torch.equal(actual(x), network(x))
+        torch.testing.assert_close(folded(actual)(x), network(x), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -409,9 +409,9 @@ def test_other_files_are_refused(
 def test_the_network_gives_a_pixel_to_the_best_neighbour_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     made, logits = some_superpixels("sfcn", 48), torch.randn(2, 9, 48, 48)
     monkeypatch.setattr(made.network, "forward", lambda _: logits)
-    found = made(image(48))
-    assert_contract(found, 48, 16)
-    assert neighbour_of(found, 16)[0, 0, 0] == [4, 5, 7, 8][int(logits[0, [4, 5, 7, 8], 0, 0].argmax())]
+    actual = made(image(48))
+    assert_contract(actual, 48, 16)
+    assert neighbour_of(actual, 16)[0, 0, 0] == [4, 5, 7, 8][int(logits[0, [4, 5, 7, 8], 0, 0].argmax())]
     logits.zero_()
     assert (neighbour_of(made(image(48)), 16)[0, 16:32, 16:32] == 0).all()
 
@@ -422,16 +422,16 @@ def test_a_model_keeps_the_network_in_its_own_weights(tmp_path: Path) -> None:
     made = Superpixels(cfg, 32)
     made.fill(Path(cfg.checkpoint or ""))
     assert not list(made.parameters())
-    found = made(pixels)
-    assert_contract(found, 32, 16)
+    actual = made(pixels)
+    assert_contract(actual, 32, 16)
     with torch.no_grad():
         exact = hard(network(pixels / 255).masked_fill(~inside(32, 16), -torch.inf), 16)
-    assert float((found == exact).double().mean()) > 0.9  # others are as near, but for bfloat16
+    assert float((actual == exact).double().mean()) > 0.9  # others are as near, but for bfloat16
     save_weights(tmp_path / "own.safetensors", made)
     (tmp_path / "x.pth").unlink()
     again = Superpixels(cfg, 32)
     load_weights(tmp_path / "own.safetensors", again)
-    assert torch.equal(again(pixels), found)
+    assert torch.equal(again(pixels), actual)
 
 
 # All kinds
@@ -454,8 +454,8 @@ def test_no_kind_learns_or_minds_its_surroundings(kind: str) -> None:
     assert_contract(expected, 32, made.cfg.cell)
     given = (pixels / 255).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        found = made.train()(given)
-    assert torch.equal(found, expected)
+        actual = made.train()(given)
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize(

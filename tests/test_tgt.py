@@ -64,8 +64,8 @@ def test_the_softmax_runs_over_groups() -> None:
     ("eps", "expected"), [(0.0, [[1.5, 0.5], [2.0, 1.0]]), (1.0, [[1.0, 0.5], [5 / 3, 1 / 3]])]
 )
 def test_pooling(eps: float, expected: list[list[float]]) -> None:
-    found = START + pooled_groups(hard_assignment(RAW, REAL), VALUES, eps)
-    torch.testing.assert_close(found[0], torch.tensor(expected))
+    actual = START + pooled_groups(hard_assignment(RAW, REAL), VALUES, eps)
+    torch.testing.assert_close(actual[0], torch.tensor(expected))
 
 
 def test_pooling_leaves_padding_out() -> None:
@@ -73,8 +73,8 @@ def test_pooling_leaves_padding_out() -> None:
     hard = hard_assignment(RAW, mask)
     assert (hard[..., 2] == 0).all()
     assert (soft_assignment(RAW, mask)[..., 2] == 0).all()
-    found = START + pooled_groups(hard, VALUES, 1.0)
-    torch.testing.assert_close(found[0], torch.tensor([[1.0, 0.5], [1.0, 0.0]]))
+    actual = START + pooled_groups(hard, VALUES, 1.0)
+    torch.testing.assert_close(actual[0], torch.tensor([[1.0, 0.5], [1.0, 0.0]]))
 
 
 def test_gradients_pass_the_hard_assignment_as_those_of_the_softmax() -> None:
@@ -137,14 +137,14 @@ def test_empty_groups_give_no_gradient_below_eps_1(eps: float) -> None:
     raw[0, 2], raw[1, 1:] = -9.0, -9.0  # an empty group, and a text whose first group takes everything
     mask = torch.arange(5) < torch.tensor([[5], [5], [3], [1], [4], [0]])
     values, toward = (torch.randn(6, n, 3, generator=g).double() for n in (5, 4))
-    found, asked = [], []
+    actual, asked = [], []
     for pool in (pooled_groups, literal):
         hard = hard_assignment(raw, mask).requires_grad_()
         given = values.clone().requires_grad_()
-        found.append(pool(hard, given, eps))
-        (found[-1] * toward).sum().backward()
+        actual.append(pool(hard, given, eps))
+        (actual[-1] * toward).sum().backward()
         asked.append((hard, given))
-    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(actual[0], actual[1], rtol=1e-12, atol=0)
     (hard, given), (other, also) = asked
     assert hard.grad is not None
     assert other.grad is not None
@@ -166,9 +166,9 @@ def slow_assignment(block: Assignment, groups: Tensor, tokens: Tensor, length: i
     raws = [[float(block.to_query(g) @ k) / len(k) ** 0.5 for g in groups] for k in keys]
     owner = [max(range(len(groups)), key=raw.__getitem__) for raw in raws]
     for number, group in enumerate(groups):
-        mine = [block.to_value(t) for t, o in zip(tokens, owner, strict=False) if o == number]
-        total = sum(mine, torch.zeros_like(group))
-        out.append(group + block.to_out(total / (len(mine) + block.eps)))
+        local = [block.to_value(t) for t, o in zip(tokens, owner, strict=False) if o == number]
+        total = sum(local, torch.zeros_like(group))
+        out.append(group + block.to_out(total / (len(local) + block.eps)))
     return torch.stack(out)
 
 
@@ -201,9 +201,9 @@ def test_a_block_is_the_slow_program(form: str, eps: float) -> None:
     groups, tokens = torch.randn(5, 3, 16).double(), torch.randn(5, 7, 16).double()
     lengths = [7, 4, 1, 6, 2]
     mask = torch.arange(7) < torch.tensor(lengths)[:, None]
-    found = block(groups, tokens, mask).groups
+    actual = block(groups, tokens, mask).groups
     expected = torch.stack([slow(block, *x) for x in zip(groups, tokens, lengths, strict=True)])
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_parameters_of_both_forms() -> None:
@@ -225,9 +225,9 @@ def test_reading_in_groups_of_length_changes_nothing() -> None:
     _, texts = captions(40)
     ids, mask = texts.ids[:, 0], texts.mask[:, 0]
     mask[:30, 5:] = False
-    found = model(ids, mask)
+    actual = model(ids, mask)
     model.buckets = 1
-    torch.testing.assert_close(model(ids, mask), found, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(ids, mask), actual, atol=1e-5, rtol=1e-5)
 
 
 def test_tokens_read_the_groups_and_each_other_in_both_directions() -> None:
@@ -245,20 +245,20 @@ def test_a_short_text_is_read_as_if_it_had_fewer_groups(form: str) -> None:
     model = grouper(form=form, tokens_per_group=4.0)
     _, texts = captions(3)
     ids, mask = texts.ids[:, 0], torch.arange(14) < torch.tensor([[3], [7], [14]])
-    found = model(ids, mask)
-    assert found.mask.tolist() == [[True, False, False], [True, True, False], [True, True, True]]
-    torch.testing.assert_close(found.soft.sum(1), mask.float())
-    assert (found.soft[~found.mask] == 0).all()
+    actual = model(ids, mask)
+    assert actual.mask.tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+    torch.testing.assert_close(actual.soft.sum(1), mask.float())
+    assert (actual.soft[~actual.mask] == 0).all()
     for text in range(2):
-        torch.testing.assert_close(found.pooled[text], found.tokens[text][found.mask[text]].mean(0))
+        torch.testing.assert_close(actual.pooled[text], actual.tokens[text][actual.mask[text]].mean(0))
         with torch.no_grad():  # what the others begin as changes nothing
             model.groups[text + 1 :] += torch.randn(2 - text, 32)
         again = model(ids, mask)
-        torch.testing.assert_close(again.pooled[: text + 1], found.pooled[: text + 1])
-        assert not torch.allclose(again.pooled[2], found.pooled[2], atol=1e-4)
+        torch.testing.assert_close(again.pooled[: text + 1], actual.pooled[: text + 1])
+        assert not torch.allclose(again.pooled[2], actual.pooled[2], atol=1e-4)
         model = grouper(form=form, tokens_per_group=4.0)
     model.tokens_per_group = None
-    torch.testing.assert_close(model(ids[2:], mask[2:]).pooled, found.pooled[2:])
+    torch.testing.assert_close(model(ids[2:], mask[2:]).pooled, actual.pooled[2:])
 
 
 def test_reconstruction_reads_no_group_that_is_not_used() -> None:
@@ -270,8 +270,8 @@ def test_reconstruction_reads_no_group_that_is_not_used() -> None:
     assert torch.equal(encoded.mask, used)
     vectors = encoded.extra.vectors + (~used)[..., None].float()
     other = encoded._replace(extra=encoded.extra._replace(vectors=vectors))
-    found, expected = (method.row_loss(texts, x)["reconstruction"].mean.total for x in (other, encoded))
-    assert torch.equal(found, expected)
+    actual, expected = (method.row_loss(texts, x)["reconstruction"].mean.total for x in (other, encoded))
+    assert torch.equal(actual, expected)
     facts = method.row_loss(texts, encoded)
     assert int(facts["empty groups"].mean.number) == int(used[texts.item >= 0].sum())
 
@@ -336,7 +336,7 @@ def test_reconstruction_is_the_cross_entropy_of_the_next_token_of_true_captions(
     assert method.decoder is not None
     _, texts = batch()
     encoded = method.encode_texts(texts)
-    found = method.row_loss(texts, encoded)["reconstruction"].mean
+    actual = method.row_loss(texts, encoded)["reconstruction"].mean
     total, number = 0.0, 0
     for i, item in enumerate(texts.item):
         if item < 0 or i == 1:  # padding, and the foil
@@ -347,8 +347,8 @@ def test_reconstruction_is_the_cross_entropy_of_the_next_token_of_true_captions(
         known = method.decoder(method.words(ids[None, :-1]), encoded.extra.vectors[i : i + 1])[0]
         total += float(F.cross_entropy(known @ method.words.weight.T, ids[1:], reduction="sum").detach())
         number += length - 1
-    assert int(found.number) == number
-    assert float(found.total.detach()) == pytest.approx(total, rel=1e-10)
+    assert int(actual.number) == number
+    assert float(actual.total.detach()) == pytest.approx(total, rel=1e-10)
 
 
 def test_the_decoder_is_causal_and_reads_the_vectors() -> None:
@@ -368,12 +368,12 @@ def test_groups_are_a_soft_assignment_without_noise() -> None:
     method = made()
     assert isinstance(method, HasTokenGroups)
     _, texts = batch()
-    found = method.train().token_groups(texts).weight
-    assert found.shape == (8, 3, 8)  # both parts of a text, one behind the other
+    actual = method.train().token_groups(texts).weight
+    assert actual.shape == (8, 3, 8)  # both parts of a text, one behind the other
     lengths = texts.mask.flatten(1).sum(1)
     real = torch.arange(8) < lengths[:, None]
-    torch.testing.assert_close(found.sum(1), real.float())
-    assert torch.equal(found, method.token_groups(texts).weight)
+    torch.testing.assert_close(actual.sum(1), real.float())
+    assert torch.equal(actual, method.token_groups(texts).weight)
 
 
 def test_the_baseline_decodes_from_its_one_vector() -> None:

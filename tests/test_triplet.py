@@ -65,9 +65,9 @@ def test_several_positives_of_a_row_each_have_a_loss_and_gradients_reach_what_is
     positive[[0, 0, 1, 2, 3], [0, 1, 2, 5, 7]] = True
     against = (torch.rand(5, 8) < 0.7) & ~positive
     against[3] = False
-    found = triplet(score, positive, against, 0.3, hardest)
-    assert float(found.detach()) == pytest.approx(naive(score.detach(), positive, against, 0.3, hardest))
-    found.backward()
+    actual = triplet(score, positive, against, 0.3, hardest)
+    assert float(actual.detach()) == pytest.approx(naive(score.detach(), positive, against, 0.3, hardest))
+    actual.backward()
     assert score.grad is not None
     mask = touched(score, positive, against, 0.3, hardest)
     assert torch.equal(mask, score.grad != 0)
@@ -146,6 +146,6 @@ def test_rates_fall_at_epochs_whenever_a_run_is_resumed() -> None:
     steps = 4531  # an epoch of Flickr30K at 32 captions
     schedule = StepDecay(milestones=tuple(float(steps * epoch) for epoch in (9, 15, 20, 25)), factor=0.3)
     expected = {0: 1.0, 8: 1.0, 9: 0.3, 15: 0.09, 16: 0.09, 20: 0.027, 25: 0.0081, 29: 0.0081}
-    found = {epoch: rate(schedule, steps * epoch, 30 * steps) for epoch in expected}
-    assert found == pytest.approx(expected)
+    actual = {epoch: rate(schedule, steps * epoch, 30 * steps) for epoch in expected}
+    assert actual == pytest.approx(expected)
     assert rate(schedule, 9 * steps - 1, 30 * steps) == 1.0

@@ -43,11 +43,11 @@ def inputs(tokens: int = 23, entries: int = 61, dtype: torch.dtype = torch.float
 def test_value_and_gradients_are_those_of_stored_logits(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(pair_loss, "TILE", {"cpu": size})
     hidden, table, target = inputs()
-    found = vocabulary_loss(hidden, table, target)
+    actual = vocabulary_loss(hidden, table, target)
     expected = F.cross_entropy(hidden @ table.T, target, ignore_index=-1, reduction="sum")
-    assert int(found.number) == int((target >= 0).sum()) == 18
-    torch.testing.assert_close(found.total, expected, rtol=1e-13, atol=0)
-    grads = [torch.autograd.grad(3.7 * x / 18, [hidden, table]) for x in (found.total, expected)]
+    assert int(actual.number) == int((target >= 0).sum()) == 18
+    torch.testing.assert_close(actual.total, expected, rtol=1e-13, atol=0)
+    grads = [torch.autograd.grad(3.7 * x / 18, [hidden, table]) for x in (actual.total, expected)]
     torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-13)
     assert grads[0][0][::5].abs().sum() == 0
 
@@ -55,17 +55,17 @@ def test_value_and_gradients_are_those_of_stored_logits(monkeypatch: pytest.Monk
 def test_huge_logits_stay_finite() -> None:
     hidden, table, target = inputs(dtype=torch.float32)
     hidden = (1e4 * hidden).detach().requires_grad_()
-    found = vocabulary_loss(hidden, table, target)
+    actual = vocabulary_loss(hidden, table, target)
     expected = F.cross_entropy(hidden @ table.T, target, ignore_index=-1, reduction="sum")
-    torch.testing.assert_close(found.total, expected)
-    assert all(x.isfinite().all() for x in torch.autograd.grad(found.total, [hidden, table]))
+    torch.testing.assert_close(actual.total, expected)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(actual.total, [hidden, table]))
 
 
 def test_a_batch_without_targets_is_nothing_and_has_gradients() -> None:
     hidden, table, target = inputs()
-    found = vocabulary_loss(hidden, table, torch.full_like(target, -1))
-    assert float(found.total.detach()) == float(found.number) == 0
-    assert all((x == 0).all() for x in torch.autograd.grad(found.total, [hidden, table]))
+    actual = vocabulary_loss(hidden, table, torch.full_like(target, -1))
+    assert float(actual.total.detach()) == float(actual.number) == 0
+    assert all((x == 0).all() for x in torch.autograd.grad(actual.total, [hidden, table]))
 
 
 def test_targets_beyond_the_table_are_left_out() -> None:
@@ -81,17 +81,17 @@ def test_half_precision_is_computed_in_float32_whatever_autocast_says() -> None:
     hidden, table, target = inputs(dtype=torch.float32)
     half = hidden.detach().bfloat16().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        found = vocabulary_loss(half, table, target)
+        actual = vocabulary_loss(half, table, target)
     expected = F.cross_entropy(half.float() @ table.T, target, ignore_index=-1, reduction="sum")
-    torch.testing.assert_close(found.total, expected)
-    assert torch.autograd.grad(found.total, half)[0].dtype == torch.bfloat16
+    torch.testing.assert_close(actual.total, expected)
+    assert torch.autograd.grad(actual.total, half)[0].dtype == torch.bfloat16
 
 
 def test_a_second_derivative_is_an_error() -> None:
     hidden, table, target = inputs()
-    found = vocabulary_loss(hidden, table, target)
+    actual = vocabulary_loss(hidden, table, target)
     with pytest.raises(RuntimeError, match="differentiable once"):
-        torch.autograd.grad(found.total, hidden, create_graph=True)
+        torch.autograd.grad(actual.total, hidden, create_graph=True)
 
 
 def test_no_more_than_a_tile_of_logits_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

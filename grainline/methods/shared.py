@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from grainline.encoders.towers import TowersConfig
+from grainline.losses.contrastive import both_ways as both_ways  # methods from outside find it here
 from grainline.types import CAPTION, FOIL, Encoded, Mean, Term, rows
 
 
