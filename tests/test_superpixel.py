@@ -524,7 +524,7 @@ def test_nothing_waits_for_the_device(kind: str) -> None:
         found = made(mode.from_tensor(image(32)))
         pooled = pool_cells(torch.randn(2, 3, 16, 16), one_hot(found, made.cfg.cell), made.cfg.cell)
     assert found.shape == (2, 32, 32)
-    assert pooled.tokens.shape == (2, made.number, 3)
+    assert pooled.tokens.shape == (2, (32 // made.cfg.cell) ** 2, 3)
 
 
 @pytest.mark.parametrize(
