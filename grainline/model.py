@@ -9,7 +9,7 @@ import copy
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -115,7 +115,7 @@ class Model:
 
     @checked(inputs="", images="", texts="", precision="")
     @torch.no_grad()
-    def encode(  # noqa: PLR0913 - the names and defaults of sentence-transformers
+    def encode(  # noqa: PLR0913 - those of sentence-transformers; half is signature and docstring
         self,
         inputs: Any = None,
         /,
@@ -161,10 +161,14 @@ class Model:
             batches: Iterator[Any] = self._images(some, size, truncated)
         else:
             single, unit = isinstance(texts, str), "texts"
-            strings = [texts] if isinstance(texts, str) else list(several(texts, "text"))
+            many = texts if isinstance(texts, list | str) else several(texts, "text")
+            strings = [many] if isinstance(many, str) else list(many)
             total, batches = len(strings), self._texts(strings, size, truncated)
         parts: list[Encoded] = []
-        with progress("encoding", unit, show=show_progress_bar) as step:
+        bar: Any = (
+            progress("encoding", unit, show=True) if show_progress_bar else nullcontext(lambda *_: None)
+        )
+        with bar as step:
             for encoded in (to(_encode(method, batch), home) for batch in batches):
                 parts.append(vectors_only(encoded) if bare else encoded)
                 step(sum(len(part.vector) for part in parts), total)

@@ -551,15 +551,6 @@ def test_a_scale_stays_between_one_and_its_maximum_and_never_sticks_there() -> N
         assert float(grad) == pytest.approx(kept)  # d exp(s) / ds
 
 
-def test_a_scale_without_a_maximum_is_bounded_from_below_alone() -> None:
-    scale = LogitScale(10.0, None)
-    for value, kept in ((5000.0, 5000.0), (0.01, 1.0)):
-        with torch.no_grad():
-            scale.log_scale.fill_(math.log(value))
-        clamp_scales(scale)
-        assert float(scale().detach()) == pytest.approx(kept)
-
-
 # Towers
 
 
