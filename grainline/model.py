@@ -115,7 +115,7 @@ class Model:
 
     @checked(inputs="", images="", texts="", precision="")
     @torch.no_grad()
-    def encode(  # noqa: PLR0913 - the names and defaults of sentence-transformers
+    def encode(  # noqa: PLR0913 - those of sentence-transformers; half is signature and docstring
         self,
         inputs: Any = None,
         /,
@@ -165,7 +165,9 @@ class Model:
             strings = [many] if isinstance(many, str) else list(many)
             total, batches = len(strings), self._texts(strings, size, truncated)
         parts: list[Encoded] = []
-        bar = progress("encoding", unit, show=True) if show_progress_bar else nullcontext(lambda *_: None)
+        bar: Any = (
+            progress("encoding", unit, show=True) if show_progress_bar else nullcontext(lambda *_: None)
+        )
         with bar as step:
             for encoded in (to(_encode(method, batch), home) for batch in batches):
                 parts.append(vectors_only(encoded) if bare else encoded)

@@ -115,7 +115,7 @@ def read_weights(path: Path, method: nn.Module) -> dict[str, Tensor]:
             stored = (file.metadata() or {}).get("class", expected)
         weights: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"weights {path} cannot be read: {reason(error)}; give another file") from None
+        raise UserError(f"weights {path} cannot be read: {reason(error)}; give a safetensors file") from None
     if stored != expected:
         raise UserError(f"{path} holds a {stored}, not a {expected}: use the recipe that it was trained with")
     wanted = plain_state_dict(method)

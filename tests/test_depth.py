@@ -1,15 +1,19 @@
-"""Rates that fall with depth: in our encoders and in those of the library, and where they cannot be told."""
+"""Lists of layers, and rates that fall with depth: in our encoders and in those of the library."""
 
 import re
 from typing import Any
 
+import checkpoints
 import pytest
 import torch
 import tuning
 from torch import Tensor, nn
 
 from grainline.encoders.base import Layered
+from grainline.encoders.cast import Cast, CastConfig
+from grainline.encoders.towers import Towers, TowersConfig
 from grainline.errors import UserError
+from grainline.nn.attention import layer_lists
 from grainline.training.optim import (
     Constant,
     EncoderLayers,
@@ -142,3 +146,29 @@ def test_layers_of_unknown_depth_are_an_error_and_no_guess(kind: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         param_groups(model, OptimizerConfig(layer_decay=0.5))
     param_groups(model, OptimizerConfig())
+
+
+def test_our_towers_have_one_list_a_side() -> None:
+    side = {"width": 16, "depth": 3, "heads": 2}
+    cfg = {"image": side | {"patch": 4, "size": 8}, "text": side | {"vocab": 300, "context": 8}, "width": 8}
+    result = layer_lists(Towers(TowersConfig.model_validate(cfg)))
+    assert [len(layers) for layers in result.values()] == [3, 3]
+    assert [name.partition(".")[0] for name in result] == ["image", "text"]
+
+
+def test_a_network_whose_weights_are_buffers_has_no_layers() -> None:
+    cfg = {"name": "toy", "size": 32, "groups": [3], "depths": [1, 1]}
+    network = {"superpixels": {"kind": "sfcn", "cell": 16, "checkpoint": "weights.tar"}}
+    model = Cast(CastConfig.model_validate(cfg | network))
+    assert list(model.superpixels.buffers())
+    assert [(name, len(layers)) for name, layers in layer_lists(model).items()] == [("layers", 3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "depths"), [("clip", [3, 2]), ("siglip", [2, 2]), ("vit", [2]), ("bert", [2]), ("swin", [2])]
+)
+def test_models_of_the_library_have_one_list_a_side_and_stages_count_as_layers(
+    kind: str, depths: list[int]
+) -> None:
+    result = layer_lists(checkpoints.FAMILIES[kind]())
+    assert [len(layers) for layers in result.values()] == depths, list(result)

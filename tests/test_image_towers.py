@@ -156,15 +156,6 @@ def test_the_processor_of_a_model_for_any_size_decides_it(name: str, tmp_path: P
         load_pretrained(tmp_path / "vit")
 
 
-def test_an_old_run_without_a_measured_shape_builds_the_same_encoder(tmp_path: Path) -> None:
-    for name in ("vit", "swin"):
-        saved(name, tmp_path / name)
-        architecture = load_pretrained(tmp_path / name).architecture
-        old = build_pretrained({key: x for key, x in architecture.items() if key != "hidden"})
-        assert old.architecture == architecture
-        assert old.image.grid == (4, 4)
-
-
 @pytest.mark.parametrize(
     ("head", "left_out"),
     [

@@ -204,18 +204,6 @@ def test_the_end_of_a_text_follows_both_rules_of_the_library(end: int, tmp_path:
     close(ours, model.get_text_features(input_ids=ids).pooler_output)
 
 
-def test_mean_and_spread_come_from_the_checkpoint(saved: Saved, tmp_path: Path) -> None:
-    folder = altered(saved("clip")[0], tmp_path / "x", unchanged)
-    assert load_pretrained(folder).architecture["mean"] == [0.48145466, 0.4578275, 0.40821073]
-    settings = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    assert load_pretrained(folder).architecture["spread"] == [0.4, 0.5, 0.6]
-    nested = {"image_processor": settings | {"image_mean": [0.7, 0.8, 0.9]}}  # which the library reads first
-    (folder / "processor_config.json").write_text(json.dumps(nested))
-    image, _ = both(load_pretrained(folder))
-    close(image.mean.flatten(), torch.tensor([0.7, 0.8, 0.9]))
-
-
 def test_siglip_pads_with_what_its_tokenizer_pads_with(saved: Saved, tmp_path: Path) -> None:
     folder = altered(saved("siglip")[0], tmp_path / "x", unchanged)
     tokens = [{"content": "<pad>", "id": 9}, {"content": "<eos>", "id": 1}]
@@ -224,13 +212,6 @@ def test_siglip_pads_with_what_its_tokenizer_pads_with(saved: Saved, tmp_path: P
     _, text = both(load_pretrained(folder))
     assert text.pad == 9
     assert both(load_pretrained(saved("siglip")[0]))[1].pad == 1
-
-
-def test_the_tokenizer_is_the_folder_where_it_holds_one(saved: Saved, tmp_path: Path) -> None:
-    folder = altered(saved("clip")[0], tmp_path / "x", unchanged)
-    assert load_pretrained(folder).tokenizer is None
-    (folder / "tokenizer.json").write_text("{}")
-    assert load_pretrained(folder).tokenizer == str(folder)
 
 
 # Other sizes and lengths
@@ -368,17 +349,6 @@ def test_the_architecture_builds_the_same_modules_without_the_checkpoint(family:
             assert torch.equal(result.image(pixels).pooled, again.image(pixels).pooled)
         if result.text is not None and again.text is not None:
             assert torch.equal(result.text(ids, mask).pooled, again.text(ids, mask).pooled)
-
-
-def test_half_precision_on_disk_is_float32_in_memory(saved: Saved, tmp_path: Path) -> None:
-    _, model = saved("clip")
-    clip().half().save_pretrained(tmp_path / "half")
-    result = load_pretrained(tmp_path / "half")
-    image, text = both(result)
-    assert {p.dtype for p in (*image.parameters(), *text.parameters())} == {torch.float32}
-    assert {p.dtype for p in both(build_pretrained(result.architecture))[0].parameters()} == {torch.float32}
-    assert "dtype" not in json.dumps(result.architecture)
-    assert model.dtype == torch.float32
 
 
 def test_gradients_reach_every_parameter_of_both_towers(saved: Saved) -> None:
@@ -617,14 +587,6 @@ def damaged(folder: Path, **files: Any) -> Path:
         text = content if isinstance(content, str) else json.dumps(content)
         (folder / name.replace("_json", ".json")).write_text(text)
     return folder
-
-
-def test_a_config_that_contradicts_itself_says_in_what(tmp_path: Path) -> None:
-    content = json.loads((damaged(tmp_path) / "config.json").read_text())
-    content["vision_config"]["num_attention_heads"] = 3
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="is not a multiple of the number of attention heads"):
-        load_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(

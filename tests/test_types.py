@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grainline.types import Encoded, Images, Pair, Term, concat, each, rows, same_image, vectors_only
+from grainline.types import Encoded, Images, Term, concat, rows, same_image
 
 
 def encoded(item: list[int], image: list[int]) -> Encoded:
@@ -46,16 +46,3 @@ def test_rows_are_chosen_in_every_tensor_and_absent_fields_stay_absent() -> None
     whole = concat([rows(images, slice(0, 1)), rows(images, slice(1, 3))])
     assert torch.equal(whole.pixels, images.pixels)
     assert whole.dense is None
-
-
-def test_each_reaches_tensors_inside_nested_tuples() -> None:
-    pair = Pair(encoded([1], [2]), encoded([3], [4])._replace(extra="a word"))
-    more = each(lambda x: x + 1, pair)
-    assert (more.images.item.tolist(), more.texts.image.tolist()) == ([2], [5])
-    assert more.texts.extra == "a word"
-
-
-def test_vectors_alone_keep_their_ids() -> None:
-    bare = vectors_only(encoded([3, 4], [1, 1]))
-    assert (bare.tokens.shape, bare.mask.shape) == ((2, 0, 2), (2, 0))
-    assert bare.item.tolist() == [3, 4]

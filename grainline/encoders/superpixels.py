@@ -153,7 +153,12 @@ class Superpixels(nn.Module):
         if size % cfg.cell:
             raise UserError(f"superpixels: images of {size} pixels are no multiple of cells of {cfg.cell}")
         self.cfg, self.size = cfg, size
-        self.network = _frozen(SFCN(norm=False)) if cfg.kind == "sfcn" else None
+        self.network = SFCN(norm=False) if cfg.kind == "sfcn" else None
+        for module in list(self.network.modules()) if self.network else ():  # parameters become buffers
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                order = torch.channels_last if parameter.dim() == 4 else torch.contiguous_format
+                delattr(module, name)
+                module.register_buffer(name, parameter.detach().contiguous(memory_format=order))
 
     def fill(self, path: Path) -> None:
         """Take the weights of SFCN from their published file. UserError where they are not in it."""
@@ -179,13 +184,3 @@ class Superpixels(nn.Module):
         if cfg.kind == "grid":
             return square_grid(pixels, cfg.cell)
         return kmeans(pixels, cfg.cell, cfg.compactness, cfg.iterations)
-
-
-def _frozen(network: SFCN) -> SFCN:
-    """Its parameters as buffers, in the memory format channels_last."""
-    for module in list(network.modules()):
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            order = torch.channels_last if parameter.dim() == 4 else torch.contiguous_format
-            delattr(module, name)
-            module.register_buffer(name, parameter.detach().contiguous(memory_format=order))
-    return network

@@ -102,7 +102,11 @@ class Grouper(Grouping):
         words  [M, L] ids, or [M, L, W] states of the pretrained encoder
         """
         if self.encoder is None:
-            words = self.words(words) + self._positions(words)
+            position = self.position[: words.shape[1]]
+            if self.training and self.position_dropout:
+                factor = stays(self, tuple(words.shape), words.device, self.position_dropout)
+                position = position * factor[..., None]
+            words = self.words(words) + position
         groups = self.groups.to(words.dtype).expand(words.shape[0], -1, -1)
         x = torch.cat([words, groups], 1)
         used = self.used(mask)
@@ -117,12 +121,6 @@ class Grouper(Grouping):
                 x = block(x, real)
         assert soft is not None
         return self.norm(x), soft, states
-
-    def _positions(self, ids: Tensor) -> Tensor:
-        position = self.position[: ids.shape[1]]
-        if not self.training or self.position_dropout == 0.0:
-            return position
-        return position * stays(self, tuple(ids.shape), ids.device, self.position_dropout)[..., None]
 
 
 # A small decoder that writes a caption from a few vectors, from left to right: it shows what they hold of the

@@ -312,7 +312,7 @@ def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     >>> sorted(first.tolist()), first[back].tolist()
     ([0, 1], [0, 1, 0])
     """
-    number = torch.arange(len(x), device=x.device)
+    number = torch.arange(x.shape[0], device=x.device)
     if is_static():
         return number, number
     whole = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
