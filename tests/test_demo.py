@@ -32,11 +32,10 @@ def test_the_demo_writes_a_page_that_needs_no_network(made: Path) -> None:
     page = (made / "report.html").read_text()
     assert "Text to image R@1" in page
     assert page.count("<img") >= 6 * 5  # six examples with five images each
-    order = ["What the model sees", "Numbers", "Training curves", "Next"]
+    order = ["What the model sees", "Numbers", "Training curves"]
     assert [page.rindex(f">{title}") for title in order] == sorted(
         page.rindex(f">{title}") for title in order
     )
-    assert page.count("<pre") == 3
     for far in ("http://", "https://", 'src="/', "<script"):
         assert far not in page.replace("http://www.w3.org/2000/svg", "")
 
