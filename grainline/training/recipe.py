@@ -161,6 +161,10 @@ class Recipe(Config):
             raise ValueError(f"{wrong}: leave data.tokenizer out")
         if bool(self.data.validation) != bool(self.train.validate_every):
             raise ValueError("data.validation and train.validate_every go together: set both, or neither")
+        for name, value in self.settings().items():
+            texts = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, str)]
+            if name != "train.log.wandb" and not all(map(str.strip, texts)):
+                raise ValueError(f"{name} is empty, as an unset shell variable is: give a value, or null")
         return self
 
     @property
