@@ -88,9 +88,9 @@ def recipes(name: Annotated[str | None, typer.Argument(show_default=False)] = No
     if name is not None and name not in (each.partition("/")[0] for each in names):
         print(built_in.find(name).read_text(encoding="utf-8"), end="")
         return
-    shown = [each for each in names if name in (None, each.partition("/")[0])]
-    left_out = sum(map(built_in.is_ablation, shown)) if name is None else 0
-    for each in shown:
+    listed = [each for each in names if name in (None, each.partition("/")[0])]
+    left_out = sum(map(built_in.is_ablation, listed)) if name is None else 0
+    for each in listed:
         if name is not None or not built_in.is_ablation(each):
             print(f"{each:<28}  {built_in.about(each)}")
     if left_out:
