@@ -199,12 +199,15 @@ def changed(description: Description, changes: list[str], where: str) -> Descrip
     return _with_config(description, values, where)
 
 
-def scored(description: Description, scoring: str | None) -> Description:
-    """The description with another way to score pairs; None leaves it as it is.
+def scored(description: Description, scoring: str | None, patches: str | None = None) -> Description:
+    """The description with another way to score pairs and other image tokens; None leaves each as it is.
 
     scoring  the way; for a method that mixes two scores, a colon and the share of the second may follow:
              conditioned:0.7
+    patches  `model.image.patches`, for the same weights
     """
+    if patches is not None:
+        description = changed(description, [f"image.patches={patches}"], "--patches")
     if scoring is None:
         return description
     known = type(description.config).model_fields
@@ -215,17 +218,6 @@ def scored(description: Description, scoring: str | None) -> Description:
         raise UserError(f"scoring is {scoring!r}; {description.method} mixes no scores: leave :{share} out")
     changes = [f"scoring={way}", *([f"alpha={share}"] if mixed else [])]
     return changed(description, changes, "--scoring")
-
-
-def with_patches(description: Description, patches: str | None) -> Description:
-    """The description with other image tokens (`model.image.patches`); None leaves it as it is.
-
-    Weights are the same for both, so a model can be measured either way without training. Raises UserError
-    where the image encoder has no such choice.
-    """
-    if patches is None:
-        return description
-    return changed(description, [f"image.patches={patches}"], "--patches")
 
 
 def _load_checkpoints(config: TowersConfig) -> tuple[Pretrained | None, Pretrained | None]:

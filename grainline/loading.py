@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from grainline.build import Description, build, method_config, read_description, scored, start, with_patches
+from grainline.build import Description, build, method_config, read_description, scored, start
 from grainline.config import require_model_name, trusting
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
@@ -67,7 +67,7 @@ def load(  # noqa: PLR0913 - each is a choice of the caller
     else:
         home, weights = run
         with trusting(everything=trust_code):
-            description = with_patches(scored(read_description(home), scoring), patches)
+            description = scored(read_description(home), scoring, patches)
         method = build(description)
         load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
         model = Model(description, method, read_tokenizer(home), run=home)
@@ -96,7 +96,7 @@ def _load_others(
         raise UserError(f"{name} ({kind}) has no {side} side, so it cannot score; train a recipe with it")
     method = checkpoint.published.method or ("clip" if kind == "groupvit" else kind)  # cosines too
     start_point = start(Description(method, method_config(method, settings, str(name))), checkpoint)
-    description = with_patches(scored(start_point.description, scoring), patches)
+    description = scored(start_point.description, scoring, patches)
     start_point = start_point._replace(description=description)
     return Model(start_point.description, start_point.method(), start_point.tokenizer())
 

@@ -359,16 +359,6 @@ def test_a_checkpoint_of_an_older_format_is_refused(tmp_path: Path) -> None:
 # What does not fit
 
 
-def test_a_checkpoint_of_another_method_is_refused(tmp_path: Path) -> None:
-    trained(tmp_path, 1)
-    path = newest(tmp_path)
-    text = message(lambda: load(path, *fresh(Other)))
-    assert (
-        text
-        == f"{path}/model.safetensors holds a Small, not a Other: use the recipe that it was trained with"
-    )
-
-
 def test_a_checkpoint_of_another_shape_is_refused_with_the_first_mismatches(tmp_path: Path) -> None:
     trained(tmp_path, 1)
     path = newest(tmp_path)
@@ -432,16 +422,6 @@ def test_weights_are_read_from_a_checkpoint_only_if_its_seal_holds(tmp_path: Pat
         assert "model.safetensors does not have the sha256" in message(
             lambda given=given: load_weights(given, other)
         )
-
-
-def test_weights_that_are_absent_or_no_weights_are_the_users_to_mend(tmp_path: Path) -> None:
-    assert message(lambda: load_weights(tmp_path / "none", Small())).startswith(
-        f"no weights at {tmp_path}/none; give"
-    )
-    (tmp_path / "text.safetensors").write_text("hello")
-    assert "give a safetensors file" in message(lambda: load_weights(tmp_path / "text.safetensors", Small()))
-    save_weights(tmp_path / "w.safetensors", Other())
-    assert "holds a Other, not a Small" in message(lambda: load_weights(tmp_path / "w.safetensors", Small()))
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:

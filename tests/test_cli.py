@@ -382,23 +382,6 @@ def test_a_model_may_be_named_from_inside_its_folder(model: Path, monkeypatch: P
         assert torch.equal(grainline.load(".").encode(texts=["a cat"]).vector, expected)
 
 
-def test_a_pairwise_method_goes_the_whole_way_and_says_what_its_vectors_are_for(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    short = ("train.max_steps=2", "train.save_every=2", "train.grad_cache_chunk=5")
-    assert call("train", recipe(tmp_path, "maxsim"), "--out", run, "--set", *short) == 0
-    for suite in ("retrieval", "probes"):
-        saved = tmp_path / f"{suite}.json"
-        assert call("evaluate", run, "--data", "scenes:dev?count=6", "--suite", suite, "--json", saved) == 0
-        assert len(json.loads(saved.read_text())["metrics"]) > 5
-    model = grainline.load(run)
-    sentence = ["A red star. A blue ring stands on the left.", "A red star."]
-    score = model.score([Image.new("RGB", (40, 40), "red")], sentence)
-    heat = model.heat(Image.new("RGB", (40, 40), "red"), sentence)
-    assert (score.shape, heat.shape) == ((1, 2), (2, 32, 32))
-    assert call("encode", run, "scenes:dev?count=3", "--out", tmp_path / "v") == 0
-    assert "maxsim scores pairs by their tokens" in (tmp_path / "v" / "notes.jsonl").read_text()
-
-
 def test_a_folder_of_bare_images_gives_their_vectors(trained: Path, tmp_path: Path, capsys: Capture) -> None:
     images = [photo(tmp_path / "photos" / f"{i}.png", i) for i in range(3)]
     capsys.readouterr()

@@ -141,16 +141,18 @@ def test_a_name_of_the_hub_is_loaded_by_its_split(monkeypatch: pytest.MonkeyPatc
         open_source("hf:no/such:train")
 
 
+@pytest.mark.parametrize(("method", "reads"), [("clip", ""), ("maxsim", r" a part, or behind \d+ parts")])
 def test_a_run_begins_with_what_it_trains_on_and_what_becomes_of_texts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    method: str, reads: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = [(image(i), [f"a thing of number {i} that is rather long", "another one"]) for i in range(4)]
-    options: dict[str, Any] = {"max_steps": 1, "global_batch_size": 4}
-    grainline.train(recipe(tmp_path), tmp_path / "x", data=data, changes={"model.text.context": 8}, **options)
+    changes = {"model.text.context": 8}
+    own, settings = recipe(tmp_path, method), {"max_steps": 1, "global_batch_size": 4}
+    grainline.train(own, tmp_path / "x", data=data, changes=changes, **settings)
     line = r"training on the CPU: 4 images, 8 captions, [\d.]+ M parameters, a tokenizer of [\d,]+ tokens"
     assert re.fullmatch(line, capsys.readouterr().out.splitlines()[0])
     notes = "\n".join(line["text"] for line in logged(tmp_path / "x") if line["kind"] == "note")
-    assert re.search("[1-4] of 4 texts are cut at 8 tokens: set model.text.context=16 or more, or", notes)
+    assert re.search(f"[1-4] of 4 texts are cut at 8 tokens{reads}: set model.text.context=16 or more", notes)
     assert "several captions of an image are joined to one text; data.texts.captions=random takes" in notes
 
 

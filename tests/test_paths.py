@@ -66,7 +66,6 @@ recipe: train X.yaml --out new
 init_from: train clip.yaml --out new --set init_from=X
 tokenizer: train clip.yaml --out new --set data.tokenizer=X.json
 descriptions: train clip.yaml --out new --set data.descriptions=X
-features: train clip.yaml --out new --set data.features=X data.crop=null
 phrases: train clip.yaml --out new --set data.texts.phrases.provider=X.jsonl data.texts.phrases.max_phrases=2
 pretrained: train clip.yaml --out new --set 'model.image={pretrained: X.pt}'
 texts: data describe scenes:dev?count=4 --out d.jsonl --texts X.jsonl

@@ -361,11 +361,6 @@ def test_a_run_goes_on_from_the_middle_whichever_way_it_was_spread(out: Path, be
         close(*slots, atol=0 if begun == ended else 1e-4)
 
 
-def test_shard_and_compile_are_one_or_the_other() -> None:
-    with pytest.raises(ValueError, match="fsdp and compile do not go together"):
-        TrainConfig.model_validate(SETTINGS | {"fsdp": True, "compile": True})
-
-
 ON_GPUS = [(case, kind) for case in ("clip", "maxsim") for kind in KINDS]
 
 

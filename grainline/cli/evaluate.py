@@ -88,32 +88,21 @@ def suites(
     """
     if name is not None:
         check(suite=name)
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Column, Table
-
     from grainline.evaluation import SUITES
     from grainline.evaluation.suite import suite_class
 
     if name is None:
-        columns = ["suite", "what it measures"]
-        classes = {suite: suite_class(suite) for suite in SUITES}
-        rows = [[suite, _summary(cls)] for suite, cls in classes.items()]
-    else:
-        cls = suite_class(name)
-        print(f"{cls.name}: {_summary(cls)}")
-        print(f"--captions: {', '.join(cls.captions)} ({cls.reads})")
-        if not cls.Options.model_fields:
-            print("no options")
-            return
-        columns = ["--set", "type", "default", "meaning"]
-        types = cls.Options.model_json_schema()["properties"]
-        fields = cls.Options.model_fields.items()
-        rows = [[key, _type(types[key]), str(f.default), f.description or ""] for key, f in fields]
-    table = Table(*(Column(column, overflow="fold") for column in columns))
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
+        for suite in SUITES:
+            print(f"{suite:<16}  {_summary(suite_class(suite))}")
+        return
+    cls = suite_class(name)
+    print(f"{cls.name}: {_summary(cls)}")
+    print(f"--captions: {', '.join(cls.captions)} ({cls.reads})")
+    if not cls.Options.model_fields:
+        print("no options")
+    for key, field in cls.Options.model_fields.items():
+        kind = _type(cls.Options.model_json_schema()["properties"][key])
+        print(f"--set {key}={field.default} ({kind}): {field.description or ''}")
 
 
 def _summary(cls: type) -> str:

@@ -97,18 +97,11 @@ def recipes(
     if name is not None and name not in (each.partition("/")[0] for each in names):
         print(built_in.find(name).read_text(encoding="utf-8"), end="")
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("recipe", "what it is for", box=None)
-    left_out = 0
-    for each in names:
-        if name is None and built_in.is_ablation(each):
-            left_out += 1
-        elif name in (None, each.partition("/")[0]):
-            table.add_row(escape(each), escape(built_in.about(each)))
-    Console().print(table)
+    listed = [each for each in names if name in (None, each.partition("/")[0])]
+    left_out = sum(map(built_in.is_ablation, listed)) if name is None else 0
+    for each in listed:
+        if name is not None or not built_in.is_ablation(each):
+            print(f"{each:<28}  {built_in.about(each)}")
     if left_out:
         print(f"and {left_out} ablations and controls: grainline recipes METHOD lists them")
 

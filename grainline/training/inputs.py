@@ -46,8 +46,8 @@ INITIAL_FILES |= {temporary_path(Path(name)).name for name in ("model.json", "re
 
 
 @contextmanager
-def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
-    """Check the folder of a run and hold its lock for the length of the block.
+def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[tuple[int, int] | None]:
+    """Check the folder of a run and hold its lock for the length of the block; gives its `log_stamp`.
 
     The first process checks and locks; all processes call it, and an error of the first one is a UserError in
     each of them. A folder that holds anything but a run is never written to. An error before a step is logged
@@ -77,7 +77,7 @@ def run_folder(recipe: Recipe, out: Path, resume: bool) -> Iterator[None]:
         message = all_gather_objects(message)[0]
         if message:
             raise UserError(message)
-        yield
+        yield log_stamp(out)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
     data.require_workers()
     settings_notes = recipe.remarks()
     provider = phrase_provider(recipe.data.texts)  # first, because a checkpoint may be gigabytes to download
-    with process_group() as device, spare_core(device), run_folder(recipe, out, resume):
+    with process_group() as device, spare_core(device), run_folder(recipe, out, resume) as before:
         resume_from = None
         if resume:
             resume_from = checkpoints.latest(out) if checkpoint is None else checkpoints.find(out, checkpoint)
@@ -129,7 +129,6 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
             out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,
             notes, texts, callbacks, from_files=not any(path.startswith("python:") for path in paths),
         )  # fmt: skip
-        before = log_stamp(out)
         try:
             last = train_loop(job, device, resume_from)
         except (UserError, Stopped, KeyboardInterrupt) as error:
