@@ -4,6 +4,7 @@
 numbers are OUT/*.json.
 """
 
+import shlex
 from pathlib import Path
 
 from markupsafe import Markup
@@ -83,12 +84,27 @@ def demo(out: Path, changes: list[str], scenes: int = 500) -> None:
         *_query(evaluation),
         metrics_section(tables)._replace(title="Numbers"),
         Section("Details", Markup().join(folded(title, body) for title, body in details)),
+        Section("Next", render("next.html", commands=commands(out))),
     ]
     title, lead = "grainline demo: what each sentence says of an image", hint(ABOUT) + summary(numbers)
     write_page(page, render_page(title, lead, sections))
     for name, value in numbers.items():
         console.print(f"{name}: {value.replace(chr(10), ', ')}", highlight=False)
     console.print(f"Report: {page.resolve()}", highlight=False, soft_wrap=True)
+
+
+def commands(out: Path) -> dict[str, str]:
+    """The next commands for a shell, each by a sentence about it."""
+    run = shlex.quote(str(out))
+    return {
+        "Evaluate with another suite; `grainline suites` lists them all": f"grainline evaluate {run}"
+        " --data 'scenes:dev?count=500' --suite stability --html stability.html",
+        "Index a folder of images, and search it": f"grainline index build photos/ --model {run}"
+        " --out photos.index && grainline search photos.index 'A red disc. It is left of a star.'"
+        " --html answers.html",
+        "Train on photographs of your own, with captions in photos/": "grainline train photos/starter"
+        " --data photos/ --out out/photos",
+    }
 
 
 def _look(evaluation: Evaluation, row: int, text: str) -> CaseImage:
