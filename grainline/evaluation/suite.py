@@ -247,6 +247,14 @@ class Suite(ABC, Generic[O]):
         return self.captions[0] if mode is None else mode
 
 
+class OneTextSuite(Suite[O]):
+    """A suite that reads one text an image, as a string."""
+
+    captions = ("whole", "first")
+    reads = "one text an image"
+    encodes_captions = False
+
+
 def variant(source: Source, method: str) -> Source:
     """The source after a method of its own, such as with_foils; the source itself where it has none."""
     if isinstance(source, Joined):

@@ -132,7 +132,13 @@ class FgOvdSuite(RegionSuite):
             row, box = int(regions.image[question.region]), regions.box[question.region].tolist()
             texts = _texts([strings[place] for place in question.texts], scores[i].tolist())
             detail = f"{question.kind}, rank {queries['rank'][i]} of {len(question.texts)}, "
-            look = _look(evaluation, row, texts, tuple(box), null)
+            look = CaseImage(evaluation.image(row), f"a region of {evaluation.data.keys[row]}", texts)
+            if isinstance(look.image, Image.Image):
+                words = [one.text for one in texts]
+                others = [text for text in dict.fromkeys(null) if text not in words]
+                image, contrast = evaluation.given(row, look.image), len(others) >= FEWEST
+                heat = evaluation.model.heat(image, words, others if contrast else None).cpu().numpy()
+                look = look._replace(heat=heat, box=tuple(box), contrast=contrast)
             return Case(lead(float(margin[i])), detail + evaluation.data.keys[row], margin[i] > 0, look=look)
 
         order = (
@@ -268,17 +274,3 @@ def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
         for rank, i in enumerate(order, 1)
         if i in (0, *foils)
     ]
-
-
-def _look(
-    evaluation: Evaluation, row: int, texts: list[SentenceScore], box: Box, null: list[str]
-) -> CaseImage:
-    """The image with a frame around a region, and the heat of its texts against those of other regions."""
-    look = CaseImage(evaluation.image(row), f"a region of {evaluation.data.keys[row]}", texts)
-    if not isinstance(look.image, Image.Image):
-        return look
-    strings = [one.text for one in texts]
-    others = [text for text in dict.fromkeys(null) if text not in strings]
-    model, image, contrast = evaluation.model, evaluation.given(row, look.image), len(others) >= FEWEST
-    heat = model.heat(image, strings, others if contrast else None).cpu().numpy()
-    return look._replace(heat=heat, box=box, contrast=contrast)

@@ -29,9 +29,9 @@ from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.statistics import refuse_nan
 from grainline.evaluation.suite import (
     MetricSamples,
+    OneTextSuite,
     Outcomes,
     Settings,
-    Suite,
     accuracy,
     count_notes,
     mean_metric,
@@ -51,13 +51,10 @@ MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}  # that a sample must ha
 EXAMPLES = 4  # images of the page
 
 
-class MonotonicitySuite(Suite):
+class MonotonicitySuite(OneTextSuite):
     """Whether scores rise with the sentences of a caption: HiMo@2, HiMo@3 and HiMo@K."""
 
     name = "monotonicity"
-    captions = ("whole", "first")
-    reads = "one text an image"
-    encodes_captions = False
     headline = (HALVES, THIRDS, EACH)
     texts_label = "Subtexts"
 

@@ -60,12 +60,10 @@ class ReferringSuite(ExpressionSuite):
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         compared: Compared = self.collected(data)
-        pixels = {
-            name: {
-                field: [one.by_map[name][i] for one in compared.expressions] for i, field in enumerate(FIELDS)
-            }
-            for name in MASKS
-        }
+        pixels = {}
+        for name in MASKS:
+            both = zip(*(one.by_map[name] for one in compared.expressions), strict=True)
+            pixels[name] = dict(zip(FIELDS, map(list, both), strict=True))
         queries = self.queries(data) | {"scores": pixels.pop(HEAT), "trivial": pixels}
         flat = {"maps are the same everywhere, so their masks are empty": compared.flat[HEAT]}
         return Outcomes(queries, count_notes(compared.counts | flat), data=self.numbers(data))
@@ -94,18 +92,28 @@ class ReferringSuite(ExpressionSuite):
         evaluation = self.prepared(evaluation)
 
         def case(i: int) -> Case:
-            key = evaluation.data.keys[expressions[i].image]
-            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(evaluation, expressions[i]))
+            one, key = expressions[i], evaluation.data.keys[expressions[i].image]
+            sentence = SentenceScore(one.text, 0.0, place="expression")
+            alt = f"{key}, with an outline around what is meant"
+            look = CaseImage(evaluation.image(one.image), alt, [sentence])
+            if isinstance(look.image, Image.Image):
+                mask = evaluation.source[evaluation.data.positions[one.image]].regions[one.region].mask
+                assert mask is not None, "expressions have masks"
+                outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
+                heat = (
+                    evaluation.model.heat(evaluation.given(one.image, look.image), [one.text]).cpu().numpy()
+                )
+                # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
+                look = look._replace(heat=heat - heat.mean(), outline=outline)
+            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=look)
 
         order = (
             "Sorted by IoU; one expression for each image. The line runs around what is meant. Heat is orange"
             " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
             " the map was compared."
         )
-        titles, image = (
-            ("Expressions: covered least", "Expressions: covered best"),
-            evaluation.result.queries["image"],
-        )
+        titles = ("Expressions: covered least", "Expressions: covered best")
+        image = evaluation.result.queries["image"]
         return evaluation.both_ends(titles, order, case, iou, image=image, number=number)
 
 
@@ -153,17 +161,3 @@ def centred_box(height: int, width: int) -> np.ndarray:
     """The box of half the sides in the middle: [H, W] bool, the pixels whose centres lie in it."""
     down, across = (np.abs((np.arange(side) + 0.5) / side - 0.5) < 0.25 for side in (height, width))
     return down[:, None] & across[None]
-
-
-def _look(evaluation: Evaluation, one: Expression) -> CaseImage:
-    """The image squashed into the square, with the outline of a region and the heat of its text."""
-    alt = f"{evaluation.data.keys[one.image]}, with an outline around what is meant"
-    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, place="expression")])
-    if not isinstance(look.image, Image.Image):
-        return look
-    mask = evaluation.source[evaluation.data.positions[one.image]].regions[one.region].mask
-    assert mask is not None, "expressions have masks"
-    outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
-    heat = evaluation.model.heat(evaluation.given(one.image, look.image), [one.text]).cpu().numpy()
-    # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
-    return look._replace(heat=heat - heat.mean(), outline=outline)

@@ -32,7 +32,7 @@ from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.examples import SENTENCES as MAX_ON_PAGE
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
 from grainline.evaluation.statistics import chance_recall, refuse_nan
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_metric
+from grainline.evaluation.suite import MetricSamples, OneTextSuite, Outcomes, Settings, mean_metric
 from grainline.methods.base import TextConditioned
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
@@ -64,12 +64,10 @@ class Likeness(NamedTuple):
     each: tuple[float, ...]  # [K] mean cosine of the feature of this text with all others; () if K < 2
 
 
-class TextConditionedSuite(Suite):
+class TextConditionedSuite(OneTextSuite):
     """A suite for methods that pool images by texts."""
 
-    captions = ("whole", "first")
-    reads = "one text an image"
-    encodes_captions = keeps_tokens = False
+    keeps_tokens = False
     replaces_scores = "compares vectors"
 
     def check(self, model: Model, source: Source) -> None:
