@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.record import CORRUPT_REGION, CorruptSample, Source
-from grainline.evaluation.encode import Collector, Encodings, Sample
+from grainline.data.record import CORRUPT_REGION, CorruptSample
+from grainline.evaluation.encode import Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.statistics import replicates
@@ -35,7 +35,6 @@ from grainline.evaluation.suites.regions import (
     number_flat,
     pixel_maps,
 )
-from grainline.model import Model
 from grainline.nn.upsample import otsu_mask
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.types import Encoded
@@ -48,15 +47,48 @@ EMPTY = "regions have a mask without a pixel and were skipped"
 FIELDS = ("intersection", "union")  # pixels of a mask and the right one
 
 
+class MaskCollector(ExpressionCollector):
+    """Compares masks of expressions with the right ones: two numbers for each."""
+
+    skipped = (MASKLESS, EMPTY)
+    needed = "a mask; expressions are measured with masks, as in RefCOCO's files, in `scenes` or own data"
+
+    def expressions_of(self, sample: Sample) -> ImageExpressions:
+        """Raises CorruptSample for a mask of another size."""
+        regions, (width, height) = sample.record.regions, sample.size
+        for region in regions:
+            if region.mask is not None and region.mask.shape != (height, width):
+                down, across = region.mask.shape
+                sizes = f"{width} x {height} pixels, a mask has {across} x {down}"
+                raise CorruptSample(CORRUPT_REGION, f"{sample.record.key} ({sizes})")
+        expressions = []
+        for i, region in enumerate(regions):
+            if region.mask is not None and region.mask.any():
+                expressions.append(Expression(sample.row, i, region.phrase, region.mask))
+            else:
+                self.counts[MASKLESS if region.mask is None else EMPTY] += 1
+        return ImageExpressions((height, width), expressions)
+
+    def compare(self, images: Encoded, texts: Encoded, group: ImageExpressions) -> Iterator[Expression]:
+        """IoU of the heat above Otsu's threshold, and of two masks that ignore the text."""
+        with torch.no_grad():
+            heat = pixel_maps(self.method, images, self.method.heat(images, texts), group.size)
+        self.flat[HEAT] += number_flat(heat)
+        true = torch.from_numpy(np.stack([one.target for one in group.expressions])).to(heat.device)
+        box = torch.from_numpy(centred_box(*group.size)).to(heat.device)
+        masks = {HEAT: otsu_mask(heat), WHOLE: torch.ones_like(true), BOX: box.expand_as(true)}
+        counts = {name: torch.stack(overlap(mask, true), 1).tolist() for name, mask in masks.items()}
+        for k, one in enumerate(group.expressions):
+            yield one._replace(target=None, by_map={name: pixels[k] for name, pixels in counts.items()})
+
+
 class ReferringSuite(ExpressionSuite):
     """mIoU, cumulative IoU and the share of IoU above one half, of heat and of two fixed masks."""
 
     name = "referring"
+    collector_class = MaskCollector
     replaces_scores = "reads heat"
     headline = (MIOU, CUMULATIVE, HALF)
-
-    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
-        return MaskCollector(model, settings.batch_size)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         compared: Compared = self.collected(data)
@@ -115,41 +147,6 @@ class ReferringSuite(ExpressionSuite):
         titles = ("Expressions: covered least", "Expressions: covered best")
         image = evaluation.result.queries["image"]
         return evaluation.both_ends(titles, order, case, iou, image=image, number=number)
-
-
-class MaskCollector(ExpressionCollector):
-    """Compares masks of expressions with the right ones: two numbers for each."""
-
-    skipped = (MASKLESS, EMPTY)
-    needed = "a mask; expressions are measured with masks, as in RefCOCO's files, in `scenes` or own data"
-
-    def expressions_of(self, sample: Sample) -> ImageExpressions:
-        """Raises CorruptSample for a mask of another size."""
-        regions, (width, height) = sample.record.regions, sample.size
-        for region in regions:
-            if region.mask is not None and region.mask.shape != (height, width):
-                down, across = region.mask.shape
-                sizes = f"{width} x {height} pixels, a mask has {across} x {down}"
-                raise CorruptSample(CORRUPT_REGION, f"{sample.record.key} ({sizes})")
-        expressions = []
-        for i, region in enumerate(regions):
-            if region.mask is not None and region.mask.any():
-                expressions.append(Expression(sample.row, i, region.phrase, region.mask))
-            else:
-                self.counts[MASKLESS if region.mask is None else EMPTY] += 1
-        return ImageExpressions((height, width), expressions)
-
-    def compare(self, images: Encoded, texts: Encoded, group: ImageExpressions) -> Iterator[Expression]:
-        """IoU of the heat above Otsu's threshold, and of two masks that ignore the text."""
-        with torch.no_grad():
-            heat = pixel_maps(self.method, images, self.method.heat(images, texts), group.size)
-        self.flat[HEAT] += number_flat(heat)
-        true = torch.from_numpy(np.stack([one.target for one in group.expressions])).to(heat.device)
-        box = torch.from_numpy(centred_box(*group.size)).to(heat.device)
-        masks = {HEAT: otsu_mask(heat), WHOLE: torch.ones_like(true), BOX: box.expand_as(true)}
-        counts = {name: torch.stack(overlap(mask, true), 1).tolist() for name, mask in masks.items()}
-        for k, one in enumerate(group.expressions):
-            yield one._replace(target=None, by_map={name: pixels[k] for name, pixels in counts.items()})
 
 
 def overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
