@@ -2,7 +2,9 @@
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -82,6 +84,27 @@ class Reader:
             return max(float(v @ token) for token in tokens)
         mean = sum(tokens, torch.zeros(D).double()) / len(tokens)
         return float(v @ mean) / float(mean.norm())
+
+
+class Colours(Reader):
+    """Knows the mean colour of an image, and reads texts of the form "250 10 10 ..."."""
+
+    def __init__(self, pairwise: bool = False) -> None:
+        super().__init__(pairwise, context=4)
+        self.batches: list[int] = []
+
+    def of(self, text: str) -> tuple[Tensor, Tensor]:
+        words = text.split()
+        vector = F.normalize(torch.tensor([float(word) for word in words[:3]]), dim=0)
+        return vector, vector.expand(len(words), -1)
+
+    def patches(self, image: Image.Image) -> Tensor:
+        return torch.from_numpy(np.array(image)).float().mean((0, 1))[None]
+
+    def encode(self, **sides: Any) -> Encoded:
+        out = super().encode(**sides)
+        self.batches.append(len(out.vector))
+        return out
 
 
 def encoded(vector: Tensor, tokens: Sequence[Tensor] = ()) -> Encoded:

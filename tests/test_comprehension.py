@@ -372,11 +372,6 @@ def test_metrics_are_shares_of_expressions_and_draw_images() -> None:
     assert cells["box accuracy, largest box"].value == 0.5
     assert cells["a right box among them"].value == 0.5
     assert cells["a right box among them"].chance is None
-    other = query | {"scores": {HEAT: outcomes([1, 1, 0, 0], [0, 0, 0, 0])}}
-    twice = ComprehensionSuite().metrics([query, other], Settings(resamples=100))
-    assert twice["box accuracy, heat"].value == pytest.approx(3 / 8)
-    assert twice["box accuracy, heat"].queries == 8
-    assert twice["box accuracy, heat"].wilson is None
 
 
 # What is refused, the command and the page

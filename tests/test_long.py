@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from readers import InMemory
+from readers import Colours, Cosine, InMemory
 from runs import call, complaint, recipe
-from test_suite import Colours, Cosine, painted, words
+from test_suite import painted, words
+from torch import Tensor
 
 from grainline.data.benchmarks.long_captions import DCI, DOCCI, IIW, LongCaptions, Rows, ShareGPT4V, Urban1k
 from grainline.data.formats.joined import Joined
@@ -152,8 +153,8 @@ def goal_docci(folder: Path) -> list[str]:
 class Readers(Colours):
     """Reads any text, as the number of its characters."""
 
-    def encode(self, *, images: Any = None, texts: Any = None) -> Any:
-        return super().encode(images=images, texts=texts and [f"{len(one)} 1 1" for one in texts])
+    def of(self, text: str) -> tuple[Tensor, Tensor]:
+        return super().of(f"{len(text)} 1 1")
 
 
 FIRST_LINES = [text(i).split("\n")[0] for i in TEN]

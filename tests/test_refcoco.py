@@ -196,7 +196,7 @@ def test_a_release_is_measured_and_packed(tmp_path: Path) -> None:
     source = open_source(str(tmp_path / "r"))
     data = ReferringSuite().encode(tiny_model("clip"), source, Settings(batch_size=4, max_corrupt=0.0))
     assert [one.text for one in data.collected["referring"].expressions] == list(TEXTS[:5])
-    areas = [one.by["whole image"][0] for one in data.collected["referring"].expressions]
+    areas = [one.by_map["whole image"][0] for one in data.collected["referring"].expressions]
     assert areas == [int(masks()[ann].sum()) for ann in (900, 900, 901, 901, 902)]
     pack(source, tmp_path / "out")
     again = open_source(str(tmp_path / "out"))

@@ -273,12 +273,6 @@ def test_metrics_are_means_over_expressions_sums_and_shares() -> None:
     both = np.stack([one["intersection"], one["union"]], 1)
     ends = interval(both, image, ratio, resamples=200)
     assert np.quantile(cells["cumulative IoU"].samples, [0.025, 0.975]) == pytest.approx(ends[1:])
-    other = {"intersection": [0, 1, 0, 10], "union": [10, 4, 7, 10]}
-    twice = ReferringSuite().metrics([query, query | {"scores": other}], settings)
-    assert twice["mIoU"].value == pytest.approx((1.75 + 1.25) / 8)
-    assert twice["cumulative IoU"].value == pytest.approx((16 + 11) / 62)
-    assert (twice["mIoU"].queries, twice["IoU > 0.5"].wilson) == (8, None)
-    assert np.array_equal(twice["mIoU, centred box"].samples, cells["mIoU, centred box"].samples)
 
 
 # Expressions of scenes

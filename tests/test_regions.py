@@ -450,9 +450,6 @@ def test_metrics_count_ties_as_wrong_and_draw_images() -> None:
     ends = interval(right, np.array(image), resamples=200)
     assert np.quantile(every.samples, [0.025, 0.975]) == pytest.approx(ends[1:])
     assert (cells["accuracy, hard"].value, cells["accuracy, hard"].ties) == (2 / 3, 1)
-    twice = suite.metrics([query, {**query, "rank": [1, 1, 1, 1, 2], "tied": [0] * 5}], settings)
-    assert (twice["accuracy"].value, twice["accuracy"].queries, twice["mean rank"].value) == (0.7, 10, 1.4)
-    assert twice["accuracy"].wilson is None
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:

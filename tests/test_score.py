@@ -137,24 +137,6 @@ def test_nan_vectors_are_refused_with_the_number_of_scores() -> None:
         retrieval_ranks(Dot(), images, texts, memory=600)
 
 
-def test_infinite_pairwise_scores_of_both_signs_are_no_nan() -> None:
-    class Extreme(NamedTuple):
-        pairwise: bool = True
-
-        blockwise = False
-
-        def precompute(self, images: Encoded) -> Encoded:
-            return images
-
-        def score(self, images: Encoded, texts: Encoded) -> Tensor:
-            out = torch.zeros(len(images.item), len(texts.item))
-            out[0, 0], out[0, 1] = torch.inf, -torch.inf
-            return out
-
-    both = retrieval_ranks(Extreme(), some(2, [0, 1]), some(2, [0, 1]))
-    assert both.i2t.rank.tolist() == [1, 2]
-
-
 def test_images_without_texts_and_texts_without_images_are_refused() -> None:
     with pytest.raises(UserError, match=r"3 images, 1 of them without a text, and 2 texts of images"):
         retrieval_ranks(Dot(), some(3, [0, 1, 2]), some(4, [0, 1, 8, 9]))

@@ -146,7 +146,7 @@ def _suite(suite: str | Suite[Any], options: Mapping[str, Any]) -> Suite[Any]:
             raise UserError(f"{name}: options go with the name of a suite; a Suite has its own")
         return suite
     own = list(suite_class(suite).Options.model_fields)
-    for name in set(options) - set(own):
+    for name in [name for name in options if name not in own]:
         near = suggestion(name, [*own, *signature(evaluate).parameters])
         those = f"those of the suite {suite}: {', '.join(own) or 'none'}"
         raise UserError(f"evaluate has no option {name!r}{near}; {those}")

@@ -115,11 +115,10 @@ class Evaluation(NamedTuple):
 
     def whole_sentence(self) -> str:
         """A sentence about what the images of `whole` show."""
+        how = "the model reads the square in their middle, what is dim it does not read"
         if self.model.transform.resize == "squash":
             pressed = "" if self.model.transform.square.patches else ", pressed into a square"
             how = f"the model reads all of them{pressed}"
-        else:
-            how = "the model reads the square in their middle, what is dim it does not read"
         return f"Images are at most {LARGE} pixels wide or high; {how}."
 
 

@@ -92,6 +92,7 @@ class Suite(ABC, Generic[O]):
     name: ClassVar[str]
     Options: ClassVar[type[Config]] = Config  # none; else set by `--set key=value`
     captions: ClassVar[tuple[Captions, ...]] = CAPTIONS  # allowed ones; the first is the default
+    collector_class: ClassVar[type[Any] | None] = None  # made of a model and a batch size, by `collector`
     reads: ClassVar[str] = "the captions of a record"  # what it reads, for errors
     needs_text: ClassVar[bool] = True  # False: an image without a text is no damage
     source_variant: ClassVar[str] = ""  # the method of sources for the records that it reads; "": none
@@ -128,7 +129,7 @@ class Suite(ABC, Generic[O]):
 
     def collector(self, model: Model, source: Source, settings: Settings) -> Collector | None:
         """Collects more than the vectors of images and captions; None: these are enough."""
-        return None
+        return None if self.collector_class is None else self.collector_class(model, settings.batch_size)
 
     def encode(
         self,
@@ -245,6 +246,14 @@ class Suite(ABC, Generic[O]):
             near, modes = suggestion(mode, self.captions), ", ".join(self.captions)
             raise UserError(f"--captions is {mode!r}{near}; {self.name} reads {self.reads}; allowed: {modes}")
         return self.captions[0] if mode is None else mode
+
+
+class OneTextSuite(Suite[O]):
+    """A suite that reads one text an image, as a string."""
+
+    captions = ("whole", "first")
+    reads = "one text an image"
+    encodes_captions = False
 
 
 def variant(source: Source, method: str) -> Source:

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from grainline.data.benchmarks.phrase_regions import DIFFICULTY
-from grainline.data.record import Box, Region, Source
+from grainline.data.record import Box, Region
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Rows, Sample
 from grainline.evaluation.examples import CONTRAST_HINT, EXAMPLES, Evaluation, spread
@@ -73,75 +73,6 @@ class Regions(NamedTuple):
     questions: tuple[Question, ...]
     counts: dict[str, int]  # regions with foils, by the keys of NOTES
     scorer: Scorer  # of regions with texts
-
-
-class FgOvdSuite(RegionSuite):
-    """The share of regions whose right text scores higher than all foils, and its mean rank, by kind."""
-
-    name = "fg-ovd"
-    title = "FG-OVD"
-    source_variant = "with_foils"
-    replaces_scores = "compares vectors"
-    must_match = ("regions",)
-    headline = (ACCURACY,)
-
-    def collector(self, model: Model, source: Source, settings: Settings) -> "FoilCollector":
-        return FoilCollector(model, settings.batch_size)
-
-    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
-        regions: Regions = self.collected(data)
-        questions = regions.questions
-        rank, tied = ranks_of(question_scores(regions))
-        image, region = regions.image.tolist(), [question.region for question in questions]
-        texts = (regions.texts.strings[i] for question in questions for i in question.texts)
-        queries = {
-            **region_queries(regions.same, texts, [image[i] for i in region], region),
-            "kind": [question.kind for question in questions],
-            "foils": [len(question.texts) - 1 for question in questions],
-            "rank": rank.tolist(),
-            "tied": tied.int().tolist(),
-        }
-        notes = count_notes({what: regions.counts[name] for name, what in NOTES.items()})
-        number = {"texts": len(regions.texts.strings), "regions": len(image), **regions.counts}
-        return Outcomes(queries, notes, data=number)
-
-    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
-        """Accuracy and mean rank from outcomes, over all questions and for each kind."""
-        kind, image, foils = (np.array(runs[0][name]) for name in ("kind", "image", "foils"))
-        rank = np.array([run["rank"] for run in runs], np.float64)  # [run, Q]
-        tied = np.sum([run["tied"] for run in runs], axis=0)
-        out = {}
-        for name in ["", *sorted(set(runs[0]["kind"]), key=_place)]:
-            mask = kind == name if name else np.ones(len(kind), bool)
-            some, own, ties = rank[:, mask], image[mask], int(tied[mask].sum())
-            suffix = f", {name}" if name else ""
-            share, middle = float((1 / (1 + foils[mask])).mean()), float((1 + foils[mask] / 2).mean())
-            out[ACCURACY + suffix] = accuracy(some == 1, own, share, ties, settings)
-            out[RANK + suffix] = mean_metric(some.mean(0), own, some.size, middle, ties, "rank", settings)
-        return out
-
-    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        regions: Regions = self.collected(evaluation.data)
-        queries, scores, strings = evaluation.result.queries, question_scores(regions), regions.texts.strings
-        margin = margins(scores)
-        null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
-        evaluation = self.prepared(evaluation)
-
-        def case(i: int) -> Case:
-            question = regions.questions[i]
-            row, box = int(regions.image[question.region]), regions.box[question.region].tolist()
-            texts = _texts([strings[place] for place in question.texts], scores[i].tolist())
-            detail = f"{question.kind}, rank {queries['rank'][i]} of {len(question.texts)}, "
-            look = _look(evaluation, row, texts, tuple(box), null)
-            return Case(lead(float(margin[i])), detail + evaluation.data.keys[row], margin[i] > 0, look=look)
-
-        order = (
-            "Sorted by the score of the right text less that of the best foil; one region for each image,"
-            f" with the right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of"
-            f" a text with what lies in the box. {CONTRAST_HINT}"
-        )
-        titles = ("Regions: most wrong", "Regions: most right")
-        return evaluation.both_ends(titles, order, case, margin, image=queries["image"], number=number)
 
 
 def _place(kind: str) -> tuple[int, str]:
@@ -222,6 +153,79 @@ class FoilCollector(RegionCollector):
         return left, top, right, bottom
 
 
+class FgOvdSuite(RegionSuite):
+    """The share of regions whose right text scores higher than all foils, and its mean rank, by kind."""
+
+    name = "fg-ovd"
+    collector_class = FoilCollector
+    title = "FG-OVD"
+    source_variant = "with_foils"
+    replaces_scores = "compares vectors"
+    must_match = ("regions",)
+    headline = (ACCURACY,)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        regions: Regions = self.collected(data)
+        questions = regions.questions
+        rank, tied = ranks_of(question_scores(regions))
+        image, region = regions.image.tolist(), [question.region for question in questions]
+        texts = (regions.texts.strings[i] for question in questions for i in question.texts)
+        queries = {
+            **region_queries(regions.same, texts, [image[i] for i in region], region),
+            "kind": [question.kind for question in questions],
+            "foils": [len(question.texts) - 1 for question in questions],
+            "rank": rank.tolist(),
+            "tied": tied.int().tolist(),
+        }
+        notes = count_notes({what: regions.counts[name] for name, what in NOTES.items()})
+        number = {"texts": len(regions.texts.strings), "regions": len(image), **regions.counts}
+        return Outcomes(queries, notes, data=number)
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Accuracy and mean rank from outcomes, over all questions and for each kind."""
+        kind, image, foils = (np.array(runs[0][name]) for name in ("kind", "image", "foils"))
+        rank = np.array([run["rank"] for run in runs], np.float64)  # [run, Q]
+        tied = np.sum([run["tied"] for run in runs], axis=0)
+        out = {}
+        for name in ["", *sorted(set(runs[0]["kind"]), key=_place)]:
+            mask = kind == name if name else np.ones(len(kind), bool)
+            some, own, ties = rank[:, mask], image[mask], int(tied[mask].sum())
+            suffix = f", {name}" if name else ""
+            share, middle = float((1 / (1 + foils[mask])).mean()), float((1 + foils[mask] / 2).mean())
+            out[ACCURACY + suffix] = accuracy(some == 1, own, share, ties, settings)
+            out[RANK + suffix] = mean_metric(some.mean(0), own, some.size, middle, ties, "rank", settings)
+        return out
+
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        regions: Regions = self.collected(evaluation.data)
+        queries, scores, strings = evaluation.result.queries, question_scores(regions), regions.texts.strings
+        margin = margins(scores)
+        null = [strings[j] for j in spread(np.arange(len(strings)), NULL_TEXTS)]
+        evaluation = self.prepared(evaluation)
+
+        def case(i: int) -> Case:
+            question = regions.questions[i]
+            row, box = int(regions.image[question.region]), regions.box[question.region].tolist()
+            texts = _texts([strings[place] for place in question.texts], scores[i].tolist())
+            detail = f"{question.kind}, rank {queries['rank'][i]} of {len(question.texts)}, "
+            look = CaseImage(evaluation.image(row), f"a region of {evaluation.data.keys[row]}", texts)
+            if isinstance(look.image, Image.Image):
+                words = [one.text for one in texts]
+                others = [text for text in dict.fromkeys(null) if text not in words]
+                image, contrast = evaluation.given(row, look.image), len(others) >= FEWEST
+                heat = evaluation.model.heat(image, words, others if contrast else None).cpu().numpy()
+                look = look._replace(heat=heat, box=tuple(box), contrast=contrast)
+            return Case(lead(float(margin[i])), detail + evaluation.data.keys[row], margin[i] > 0, look=look)
+
+        order = (
+            "Sorted by the score of the right text less that of the best foil; one region for each image,"
+            f" with the right text and up to {TEXTS - 1} foils that score highest. The score is the cosine of"
+            f" a text with what lies in the box. {CONTRAST_HINT}"
+        )
+        titles = ("Regions: most wrong", "Regions: most right")
+        return evaluation.both_ends(titles, order, case, margin, image=queries["image"], number=number)
+
+
 def question_scores(regions: Regions) -> list[Tensor]:
     """The scores of each question's region with its texts, the right one first: Q tensors [1 + foils]."""
     texts, device = regions.texts.texts, regions.vector.device
@@ -268,17 +272,3 @@ def _texts(texts: list[str], scores: list[float]) -> list[SentenceScore]:
         for rank, i in enumerate(order, 1)
         if i in (0, *foils)
     ]
-
-
-def _look(
-    evaluation: Evaluation, row: int, texts: list[SentenceScore], box: Box, null: list[str]
-) -> CaseImage:
-    """The image with a frame around a region, and the heat of its texts against those of other regions."""
-    look = CaseImage(evaluation.image(row), f"a region of {evaluation.data.keys[row]}", texts)
-    if not isinstance(look.image, Image.Image):
-        return look
-    strings = [one.text for one in texts]
-    others = [text for text in dict.fromkeys(null) if text not in strings]
-    model, image, contrast = evaluation.model, evaluation.given(row, look.image), len(others) >= FEWEST
-    heat = model.heat(image, strings, others if contrast else None).cpu().numpy()
-    return look._replace(heat=heat, box=box, contrast=contrast)

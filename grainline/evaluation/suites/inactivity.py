@@ -26,9 +26,9 @@ from grainline.evaluation.score import Scorer
 from grainline.evaluation.statistics import refuse_nan, replicates
 from grainline.evaluation.suite import (
     MetricSamples,
+    OneTextSuite,
     Outcomes,
     Settings,
-    Suite,
     count_notes,
     mean_metric,
     mean_of,
@@ -52,13 +52,10 @@ class EmptySlots(NamedTuple):
     foreign: str  # the whole of the other text
 
 
-class InactivitySuite(Suite):
+class InactivitySuite(OneTextSuite):
     """AUROC of the empty slot over all pairs and within images, and its mean weights."""
 
     name = "inactivity"
-    captions = ("whole", "first")
-    reads = "one text an image"
-    encodes_captions = False
     keeps_tokens = False
     replaces_scores = "reads where texts look"
     headline = (AUROC, WITHIN)

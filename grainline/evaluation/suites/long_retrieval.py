@@ -234,10 +234,6 @@ class LongRetrievalSuite(RetrievalSuite):
     pooled_must_match = noted_if_other = ("perturb",)
     options: LongRetrievalOptions
 
-    @property
-    def fold_protocol(self) -> str:
-        return "plain"
-
     def choose_captions(self, mode: str | None) -> Captions:
         if self.options.protocol not in SINGLE:
             return super().choose_captions(mode)

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from grainline.data.captions import sentences
-from grainline.data.record import Source
 from grainline.data.texts import TokenizedParts
 from grainline.errors import UserError
 from grainline.evaluation.encode import Collector, Encodings, Rows, Sample, text_rows
@@ -29,9 +28,9 @@ from grainline.evaluation.score import Scorer, pair_scores
 from grainline.evaluation.statistics import refuse_nan
 from grainline.evaluation.suite import (
     MetricSamples,
+    OneTextSuite,
     Outcomes,
     Settings,
-    Suite,
     accuracy,
     count_notes,
     mean_metric,
@@ -49,63 +48,6 @@ LONG = f"{EACH}, K >= 4"
 MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}  # that a sample must have to count for a metric
 
 EXAMPLES = 4  # images of the page
-
-
-class MonotonicitySuite(Suite):
-    """Whether scores rise with the sentences of a caption: HiMo@2, HiMo@3 and HiMo@K."""
-
-    name = "monotonicity"
-    captions = ("whole", "first")
-    reads = "one text an image"
-    encodes_captions = False
-    headline = (HALVES, THIRDS, EACH)
-    texts_label = "Subtexts"
-
-    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
-        return SubtextCollector(model, settings.batch_size)
-
-    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
-        """Raises UserError where no caption has two sentences, and for NaN scores."""
-        subtexts: Subtexts = self.collected(data)
-        if not any(len(places) > 1 for one in subtexts.sequences.values() for places in one):
-            raise UserError(f"no caption of {data.path} has two sentences; the {self.name} suite needs some")
-        scores = sequence_scores(scorer, data.images, subtexts)
-        return Outcomes({"sequences": scores}, _notes(scores), data={"texts": len(subtexts.strings)})
-
-    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
-        """Means over the runs of each image, over all captions with enough sentences."""
-        out = {}
-        for name, minimum in MIN_SUBTEXTS.items():
-            sequences = [run["sequences"][EACH if name == LONG else name] for run in runs]
-            images = [i for i, number in enumerate(sequences[0]["subtexts"]) if number >= minimum]
-            if not images:
-                continue
-            scores = [[one["scores"][i] for i in images] for one in sequences]  # [run][Q]
-            tied = sum(ties(one) for run in scores for one in run)
-            if name in PARTS:
-                rising = [[rises(one) for one in run] for run in scores]
-                out[name] = accuracy(rising, None, {HALVES: 1 / 2, THIRDS: 1 / 6}[name], tied, settings)
-                continue
-            value = np.mean([[correlation(one) for one in run] for run in scores], axis=0)  # [Q]
-            number = len(images) * len(runs)
-            out[name] = mean_metric(value, None, number, 0.0, tied, "correlation", settings)
-        return out
-
-    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        """Captions of four subtexts at least, evenly from the worst correlation to the best."""
-        subtexts, queries = self.collected(evaluation.data), evaluation.result.queries["sequences"][EACH]
-        scores = queries["scores"]
-        minimum = next(n for n in (MIN_SUBTEXTS[LONG], 2, 1) if any(len(one) >= n for one in scores))
-        long = [i for i, one in enumerate(scores) if len(one) >= minimum]
-        rho = [correlation(scores[i]) for i in long]
-        cases = []
-        for k in spread(np.array(rho), number):
-            i = long[k]
-            texts = [subtexts.strings[t] for t in subtexts.sequences[EACH][i]]
-            image, key = evaluation.image(i), evaluation.data.keys[i]
-            cases.append(subtext_case(image, key, texts, scores[i], queries["cut"][i], rho[k]))
-        hint = f"Evenly spaced from the worst {EACH} to the best. {SUBTEXT_RULES}"
-        return [CaseList("Score by subtexts", f"{hint} {evaluation.crop_sentence()}", cases)]
 
 
 def rises(scores: Sequence[float]) -> bool:
@@ -235,6 +177,58 @@ class SubtextCollector(Collector):
     def result(self, data: Encodings) -> Any:
         self.truncated = self._queue.number_cut
         return self._queue.encoded()
+
+
+class MonotonicitySuite(OneTextSuite):
+    """Whether scores rise with the sentences of a caption: HiMo@2, HiMo@3 and HiMo@K."""
+
+    name = "monotonicity"
+    collector_class = SubtextCollector
+    headline = (HALVES, THIRDS, EACH)
+    texts_label = "Subtexts"
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        """Raises UserError where no caption has two sentences, and for NaN scores."""
+        subtexts: Subtexts = self.collected(data)
+        if not any(len(places) > 1 for one in subtexts.sequences.values() for places in one):
+            raise UserError(f"no caption of {data.path} has two sentences; the {self.name} suite needs some")
+        scores = sequence_scores(scorer, data.images, subtexts)
+        return Outcomes({"sequences": scores}, _notes(scores), data={"texts": len(subtexts.strings)})
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Means over the runs of each image, over all captions with enough sentences."""
+        out = {}
+        for name, minimum in MIN_SUBTEXTS.items():
+            sequences = [run["sequences"][EACH if name == LONG else name] for run in runs]
+            images = [i for i, number in enumerate(sequences[0]["subtexts"]) if number >= minimum]
+            if not images:
+                continue
+            scores = [[one["scores"][i] for i in images] for one in sequences]  # [run][Q]
+            tied = sum(ties(one) for run in scores for one in run)
+            if name in PARTS:
+                rising = [[rises(one) for one in run] for run in scores]
+                out[name] = accuracy(rising, None, {HALVES: 1 / 2, THIRDS: 1 / 6}[name], tied, settings)
+                continue
+            value = np.mean([[correlation(one) for one in run] for run in scores], axis=0)  # [Q]
+            number = len(images) * len(runs)
+            out[name] = mean_metric(value, None, number, 0.0, tied, "correlation", settings)
+        return out
+
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        """Captions of four subtexts at least, evenly from the worst correlation to the best."""
+        subtexts, queries = self.collected(evaluation.data), evaluation.result.queries["sequences"][EACH]
+        scores = queries["scores"]
+        minimum = next(n for n in (MIN_SUBTEXTS[LONG], 2, 1) if any(len(one) >= n for one in scores))
+        long = [i for i, one in enumerate(scores) if len(one) >= minimum]
+        rho = [correlation(scores[i]) for i in long]
+        cases = []
+        for k in spread(np.array(rho), number):
+            i = long[k]
+            texts = [subtexts.strings[t] for t in subtexts.sequences[EACH][i]]
+            image, key = evaluation.image(i), evaluation.data.keys[i]
+            cases.append(subtext_case(image, key, texts, scores[i], queries["cut"][i], rho[k]))
+        hint = f"Evenly spaced from the worst {EACH} to the best. {SUBTEXT_RULES}"
+        return [CaseList("Score by subtexts", f"{hint} {evaluation.crop_sentence()}", cases)]
 
 
 def sequence_scores(method: Scorer, images: Encoded, subtexts: Subtexts) -> dict[str, dict[str, list[Any]]]:

@@ -22,7 +22,6 @@ from scipy.optimize import linear_sum_assignment
 from scipy.special import entr
 
 from grainline.data.formats.common import digest
-from grainline.data.record import Source
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.examples import EXAMPLES, Evaluation, spread
 from grainline.evaluation.result import Result
@@ -110,14 +109,12 @@ class PhrasesSuite(Suite):
     """tIoU, precision, recall and F1 of groups, rules and clusters."""
 
     name = "phrases"
+    collector_class = GroupCollector
     captions = ("whole",)
     reads = "all texts in which phrases are marked"
     source_variant = "texts_only"
     needs_text = encodes_images = encodes_captions = False
     replaces_scores = "reads groups of tokens"
-
-    def collector(self, model: Model, source: Source, settings: Settings) -> GroupCollector:
-        return GroupCollector(model, settings.batch_size)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         grouped: Grouped = self.collected(data)

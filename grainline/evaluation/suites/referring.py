@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline.data.record import Cause, CorruptSample, Source
-from grainline.evaluation.encode import Collector, Encodings, Sample
+from grainline.data.record import Cause, CorruptSample
+from grainline.evaluation.encode import Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.statistics import replicates
@@ -35,7 +35,6 @@ from grainline.evaluation.suites.regions import (
     number_flat,
     pixel_maps,
 )
-from grainline.model import Model
 from grainline.nn.upsample import otsu_mask
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
 from grainline.types import Encoded
@@ -46,67 +45,6 @@ MASKS = (HEAT, WHOLE, BOX)
 MASKLESS = "regions have no mask and were skipped"
 EMPTY = "regions have a mask without a pixel and were skipped"
 FIELDS = ("intersection", "union")  # pixels of a mask and the right one
-
-
-class ReferringSuite(ExpressionSuite):
-    """mIoU, cumulative IoU and the share of IoU above one half, of heat and of two fixed masks."""
-
-    name = "referring"
-    replaces_scores = "reads heat"
-    headline = (MIOU, CUMULATIVE, HALF)
-
-    def collector(self, model: Model, source: Source, settings: Settings) -> Collector:
-        return MaskCollector(model, settings.batch_size)
-
-    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
-        compared: Compared = self.collected(data)
-        pixels = {
-            name: {
-                field: [one.by_map[name][i] for one in compared.expressions] for i, field in enumerate(FIELDS)
-            }
-            for name in MASKS
-        }
-        queries = self.queries(data) | {"scores": pixels.pop(HEAT), "trivial": pixels}
-        flat = {"maps are the same everywhere, so their masks are empty": compared.flat[HEAT]}
-        return Outcomes(queries, count_notes(compared.counts | flat), data=self.numbers(data))
-
-    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
-        """Metrics from pixels: means over the runs; the bootstrap draws images, the same for every mask."""
-        image = np.array(runs[0]["image"])
-        by_mask = {HEAT: [run["scores"] for run in runs]}
-        by_mask |= {name: [run["trivial"][name] for run in runs] for name in runs[0]["trivial"]}
-        out = {}
-        for name, pixels in by_mask.items():
-            both, either = (np.array([one[field] for one in pixels], float) for field in FIELDS)  # [run, E]
-            iou = both / either
-            parts = np.stack([both.mean(0), either.mean(0)], axis=1)  # [E, 2]
-            (inter, union), samples = parts.mean(0), replicates(parts, image, **settings.bootstrap)
-            suffix, number = "" if name == HEAT else f", {name}", iou.size
-            out[MIOU + suffix] = mean_metric(iou.mean(0), image, number, None, 0, "share", settings)
-            ratio = samples[:, 0] / samples[:, 1]
-            out[CUMULATIVE + suffix] = MetricSamples(float(inter / union), ratio, number, None, 0, "share")
-            out[HALF + suffix] = accuracy(iou > 0.5, image, None, 0, settings)
-        return out
-
-    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
-        expressions = self.collected(evaluation.data).expressions
-        iou = np.divide(*(evaluation.result.queries["scores"][field] for field in FIELDS))
-        evaluation = self.prepared(evaluation)
-
-        def case(i: int) -> Case:
-            key = evaluation.data.keys[expressions[i].image]
-            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=_look(evaluation, expressions[i]))
-
-        order = (
-            "Sorted by IoU; one expression for each image. The line runs around what is meant. Heat is orange"
-            " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
-            " the map was compared."
-        )
-        titles, image = (
-            ("Expressions: covered least", "Expressions: covered best"),
-            evaluation.result.queries["image"],
-        )
-        return evaluation.both_ends(titles, order, case, iou, image=image, number=number)
 
 
 class MaskCollector(ExpressionCollector):
@@ -144,6 +82,73 @@ class MaskCollector(ExpressionCollector):
             yield one._replace(target=None, by_map={name: pixels[k] for name, pixels in counts.items()})
 
 
+class ReferringSuite(ExpressionSuite):
+    """mIoU, cumulative IoU and the share of IoU above one half, of heat and of two fixed masks."""
+
+    name = "referring"
+    collector_class = MaskCollector
+    replaces_scores = "reads heat"
+    headline = (MIOU, CUMULATIVE, HALF)
+
+    def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
+        compared: Compared = self.collected(data)
+        pixels = {}
+        for name in MASKS:
+            both = zip(*(one.by_map[name] for one in compared.expressions), strict=True)
+            pixels[name] = dict(zip(FIELDS, map(list, both), strict=True))
+        queries = self.queries(data) | {"scores": pixels.pop(HEAT), "trivial": pixels}
+        flat = {"maps are the same everywhere, so their masks are empty": compared.flat[HEAT]}
+        return Outcomes(queries, count_notes(compared.counts | flat), data=self.numbers(data))
+
+    def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
+        """Metrics from pixels: means over the runs; the bootstrap draws images, the same for every mask."""
+        image = np.array(runs[0]["image"])
+        by_mask = {HEAT: [run["scores"] for run in runs]}
+        by_mask |= {name: [run["trivial"][name] for run in runs] for name in runs[0]["trivial"]}
+        out = {}
+        for name, pixels in by_mask.items():
+            both, either = (np.array([one[field] for one in pixels], float) for field in FIELDS)  # [run, E]
+            iou = both / either
+            parts = np.stack([both.mean(0), either.mean(0)], axis=1)  # [E, 2]
+            (inter, union), samples = parts.mean(0), replicates(parts, image, **settings.bootstrap)
+            suffix, number = "" if name == HEAT else f", {name}", iou.size
+            out[MIOU + suffix] = mean_metric(iou.mean(0), image, number, None, 0, "share", settings)
+            ratio = samples[:, 0] / samples[:, 1]
+            out[CUMULATIVE + suffix] = MetricSamples(float(inter / union), ratio, number, None, 0, "share")
+            out[HALF + suffix] = accuracy(iou > 0.5, image, None, 0, settings)
+        return out
+
+    def cases(self, evaluation: Evaluation, number: int = EXAMPLES) -> list[CaseList]:
+        expressions = self.collected(evaluation.data).expressions
+        iou = np.divide(*(evaluation.result.queries["scores"][field] for field in FIELDS))
+        evaluation = self.prepared(evaluation)
+
+        def case(i: int) -> Case:
+            one, key = expressions[i], evaluation.data.keys[expressions[i].image]
+            sentence = SentenceScore(one.text, 0.0, place="expression")
+            alt = f"{key}, with an outline around what is meant"
+            look = CaseImage(evaluation.image(one.image), alt, [sentence])
+            if isinstance(look.image, Image.Image):
+                mask = evaluation.source[evaluation.data.positions[one.image]].regions[one.region].mask
+                assert mask is not None, "expressions have masks"
+                outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
+                heat = (
+                    evaluation.model.heat(evaluation.given(one.image, look.image), [one.text]).cpu().numpy()
+                )
+                # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
+                look = look._replace(heat=heat - heat.mean(), outline=outline)
+            return Case(f"IoU {100 * iou[i]:.1f} %", key, look=look)
+
+        order = (
+            "Sorted by IoU; one expression for each image. The line runs around what is meant. Heat is orange"
+            " where the map is above its mean and blue where it is below; what is above Otsu's threshold of"
+            " the map was compared."
+        )
+        titles = ("Expressions: covered least", "Expressions: covered best")
+        image = evaluation.result.queries["image"]
+        return evaluation.both_ends(titles, order, case, iou, image=image, number=number)
+
+
 def overlap(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Pixels of the intersection and of the union of masks: [N] int64 each. a, b: [N, H, W] bool"""
     return (a & b).sum((1, 2)), (a | b).sum((1, 2))
@@ -153,17 +158,3 @@ def centred_box(height: int, width: int) -> np.ndarray:
     """The box of half the sides in the middle: [H, W] bool, the pixels whose centres lie in it."""
     down, across = (np.abs((np.arange(side) + 0.5) / side - 0.5) < 0.25 for side in (height, width))
     return down[:, None] & across[None]
-
-
-def _look(evaluation: Evaluation, one: Expression) -> CaseImage:
-    """The image squashed into the square, with the outline of a region and the heat of its text."""
-    alt = f"{evaluation.data.keys[one.image]}, with an outline around what is meant"
-    look = CaseImage(evaluation.image(one.image), alt, [SentenceScore(one.text, 0.0, place="expression")])
-    if not isinstance(look.image, Image.Image):
-        return look
-    mask = evaluation.source[evaluation.data.positions[one.image]].regions[one.region].mask
-    assert mask is not None, "expressions have masks"
-    outline = np.asarray(Image.fromarray(mask).resize(look.image.size, Image.Resampling.NEAREST))
-    heat = evaluation.model.heat(evaluation.given(one.image, look.image), [one.text]).cpu().numpy()
-    # A threshold of the map is measured, whatever its level; minus its mean it shows just that.
-    return look._replace(heat=heat - heat.mean(), outline=outline)

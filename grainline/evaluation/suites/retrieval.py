@@ -53,15 +53,10 @@ class RetrievalSuite(Suite[RetrievalOptions]):
     headline = (f"{T2I} R@1", f"{I2T} R@1")
     takes_vectors = True
 
-    @property
-    def fold_protocol(self) -> str:
-        """The protocol that cuts the data into folds."""
-        return self.options.protocol
-
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         """Raises UserError where the protocol does not fit the data, and for NaN scores."""
         parts = []
-        for fold in folds(self.fold_protocol, data.images, data.texts, data.path):
+        for fold in folds(self.options.protocol, data.images, data.texts, data.path):
             images, texts = rows(data.images, fold.images), rows(data.texts, fold.texts)
             owners = images.image, texts.image[texts.image >= 0]
             both = retrieval_ranks(scorer, images, texts, settings.memory)
@@ -71,8 +66,8 @@ class RetrievalSuite(Suite[RetrievalOptions]):
                 for way, own, one in zip(WAYS, owners, both, strict=True)
             }
             parts.append(counts | ranks)
-        outcomes = Outcomes({"folds": parts}, protocol=self.fold_protocol)
-        if not self.fold_protocol.startswith("coco"):
+        outcomes = Outcomes({"folds": parts}, protocol=self.options.protocol)
+        if not self.options.protocol.startswith("coco"):
             return outcomes
         split = coco_split(data.keys)
         return outcomes._replace(notes=(f"images of {split}",), settings={"split": split})
@@ -102,7 +97,9 @@ class RetrievalSuite(Suite[RetrievalOptions]):
     def _spread(self, evaluation: Evaluation, way: str, number: int) -> list["_Query"]:
         """Queries evenly spaced from the best rank to the worst."""
         queries = []
-        parts = folds(self.fold_protocol, evaluation.data.images, evaluation.data.texts, evaluation.data.path)
+        parts = folds(
+            self.options.protocol, evaluation.data.images, evaluation.data.texts, evaluation.data.path
+        )
         for fold, part in zip(parts, evaluation.result.queries["folds"], strict=True):
             texts = fold.texts[evaluation.data.texts.image[fold.texts].cpu() >= 0]  # others are no queries
             places = (texts if way == "t2i" else fold.images).tolist()
@@ -119,9 +116,12 @@ class Fold(NamedTuple):
 
 
 def folds(protocol: str, images: Encoded, texts: Encoded, where: str = "the data") -> list[Fold]:
-    """The folds of a protocol, rows in file order. Raises UserError if the data lack images or captions."""
+    """The folds of a protocol, rows in file order; those of `long-retrieval` have one, as plain has.
+
+    Raises UserError if the data lack images or captions.
+    """
     n, m = len(images.image), len(texts.image)
-    if protocol == "plain":
+    if not protocol.startswith(("coco", "flickr30k")):
         return [Fold(torch.arange(n), torch.arange(m))]
     number = FLICKR if protocol == "flickr30k-1k" else IMAGES
     if n != number:

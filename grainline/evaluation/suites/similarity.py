@@ -32,7 +32,7 @@ from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.examples import SENTENCES as MAX_ON_PAGE
 from grainline.evaluation.score import Cosine, Scorer, retrieval_ranks
 from grainline.evaluation.statistics import chance_recall, refuse_nan
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, mean_metric
+from grainline.evaluation.suite import MetricSamples, OneTextSuite, Outcomes, Settings, mean_metric
 from grainline.methods.base import TextConditioned
 from grainline.model import Model
 from grainline.report.case import Case, CaseImage, CaseList, SentenceScore
@@ -64,12 +64,10 @@ class Likeness(NamedTuple):
     each: tuple[float, ...]  # [K] mean cosine of the feature of this text with all others; () if K < 2
 
 
-class TextConditionedSuite(Suite):
+class TextConditionedSuite(OneTextSuite):
     """A suite for methods that pool images by texts."""
 
-    captions = ("whole", "first")
-    reads = "one text an image"
-    encodes_captions = keeps_tokens = False
+    keeps_tokens = False
     replaces_scores = "compares vectors"
 
     def check(self, model: Model, source: Source) -> None:
@@ -79,14 +77,41 @@ class TextConditionedSuite(Suite):
             raise UserError(f"{lacking}; --suite {self.name} measures methods that do, such as beta_clip")
 
 
+class LikenessCollector(Collector):
+    """Pools each image by the texts of its caption while its tokens are there, in batches."""
+
+    def __init__(self, model: Model, batch: int) -> None:
+        self.model, self.batch = model, batch
+        self._likeness: list[Likeness] = []
+
+    def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
+        assert isinstance(self.model.method, TextConditioned)
+        parts = [texts_of_caption(text) for (text,) in texts]
+        strings = list(dict.fromkeys(text for kinds in parts for text in kinds[ALL_TEXTS]))
+        place = {text: i for i, text in enumerate(strings)}
+        starts = range(0, len(strings), self.batch)
+        encoded = stack([vectors_only(self.model.encode(texts=strings[i : i + self.batch])) for i in starts])
+        self.truncated += number_cut(encoded)
+        image = torch.tensor([i for i, kinds in enumerate(parts) for _ in kinds[ALL_TEXTS]])
+        row = torch.tensor([place[text] for kinds in parts for text in kinds[ALL_TEXTS]])
+        device, pool = images.vector.device, self.model.method.pool_images
+        # Few pairs at a time, because each brings all tokens of its image.
+        pairs = zip(image.to(device).split(self.batch), row.to(device).split(self.batch), strict=True)
+        features = torch.cat([pool(rows(images, i), rows(encoded, j)).cpu() for i, j in pairs])  # [P, D]
+        number = [len(kinds[ALL_TEXTS]) for kinds in parts]
+        both = (x.split(number) for x in (features, encoded.vector.cpu()[row]))
+        self._likeness += [_likeness(*one) for one in zip(parts, *both, strict=True)]
+
+    def result(self, data: Encodings) -> tuple[Likeness, ...]:
+        return tuple(self._likeness)
+
+
 class SimilaritySuite(TextConditionedSuite):
     """Sim over sentences, phrases and all texts, and how alike these texts are."""
 
     name = "similarity"
+    collector_class = LikenessCollector
     headline = tuple(f"{SIM}, {kind}" for kind in KINDS)
-
-    def collector(self, model: Model, source: Source, settings: Settings) -> "LikenessCollector":
-        return LikenessCollector(model, settings.batch_size)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         """Raises UserError if no image has two texts, and for features that are not a number."""
@@ -150,35 +175,6 @@ class SimilaritySuite(TextConditionedSuite):
         return evaluation.both_ends(titles, order, case, falling, number=number)
 
 
-class LikenessCollector(Collector):
-    """Pools each image by the texts of its caption while its tokens are there, in batches."""
-
-    def __init__(self, model: Model, batch: int) -> None:
-        self.model, self.batch = model, batch
-        self._likeness: list[Likeness] = []
-
-    def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
-        assert isinstance(self.model.method, TextConditioned)
-        parts = [texts_of_caption(text) for (text,) in texts]
-        strings = list(dict.fromkeys(text for kinds in parts for text in kinds[ALL_TEXTS]))
-        place = {text: i for i, text in enumerate(strings)}
-        starts = range(0, len(strings), self.batch)
-        encoded = stack([vectors_only(self.model.encode(texts=strings[i : i + self.batch])) for i in starts])
-        self.truncated += number_cut(encoded)
-        image = torch.tensor([i for i, kinds in enumerate(parts) for _ in kinds[ALL_TEXTS]])
-        row = torch.tensor([place[text] for kinds in parts for text in kinds[ALL_TEXTS]])
-        device, pool = images.vector.device, self.model.method.pool_images
-        # Few pairs at a time, because each brings all tokens of its image.
-        pairs = zip(image.to(device).split(self.batch), row.to(device).split(self.batch), strict=True)
-        features = torch.cat([pool(rows(images, i), rows(encoded, j)).cpu() for i, j in pairs])  # [P, D]
-        number = [len(kinds[ALL_TEXTS]) for kinds in parts]
-        both = (x.split(number) for x in (features, encoded.vector.cpu()[row]))
-        self._likeness += [_likeness(*one) for one in zip(parts, *both, strict=True)]
-
-    def result(self, data: Encodings) -> tuple[Likeness, ...]:
-        return tuple(self._likeness)
-
-
 def texts_of_caption(caption: str) -> dict[str, list[str]]:
     """Kind -> its texts, each once, in order; all of them begin with the caption."""
     cfg = PhrasesConfig(max_phrases=MAX_PHRASES)
@@ -208,14 +204,33 @@ def _likeness(texts: dict[str, list[str]], features: Tensor, vectors: Tensor) ->
     return Likeness(tuple(place), {kind: len(some) for kind, some in texts.items()}, cosine, tuple(each))
 
 
+class OwnCaptionCollector(Collector):
+    """Pools each image by its own text."""
+
+    def __init__(self, model: Model, batch: int) -> None:
+        self.model = model
+        self._images: list[Encoded] = []
+        self._texts: list[Encoded] = []
+
+    def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
+        assert isinstance(self.model.method, TextConditioned)
+        encoded = vectors_only(self.model.encode(texts=[text for (text,) in texts]))
+        self.truncated += number_cut(encoded)
+        pooled = self.model.method.pool_images(images, encoded)
+        self._images.append(vectors_only(images)._replace(vector=pooled))
+        self._texts.append(encoded)
+
+    def result(self, data: Encodings) -> Pair:
+        """All images and all texts, vectors alone; image i and text i belong together."""
+        return Pair(numbered(stack(self._images)), numbered(stack(self._texts)))
+
+
 class OwnCaptionSuite(TextConditionedSuite):
     """How often image and caption find each other where the image was pooled with this caption."""
 
     name = "own-caption"
+    collector_class = OwnCaptionCollector
     headline = tuple(f"own-caption R@1, {way}" for way in WAYS)
-
-    def collector(self, model: Model, source: Source, settings: Settings) -> "OwnCaptionCollector":
-        return OwnCaptionCollector(model)
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         pair: Pair = self.collected(data)
@@ -237,24 +252,3 @@ class OwnCaptionSuite(TextConditionedSuite):
                 name = f"{self.name} R@{k}, {way}"
                 out[name] = mean_metric(hit, None, rank.size, chance, ties, "share", settings)
         return out
-
-
-class OwnCaptionCollector(Collector):
-    """Pools each image by its own text."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self._images: list[Encoded] = []
-        self._texts: list[Encoded] = []
-
-    def add_images(self, images: Encoded, texts: Sequence[Sequence[str]]) -> None:
-        assert isinstance(self.model.method, TextConditioned)
-        encoded = vectors_only(self.model.encode(texts=[text for (text,) in texts]))
-        self.truncated += number_cut(encoded)
-        pooled = self.model.method.pool_images(images, encoded)
-        self._images.append(vectors_only(images)._replace(vector=pooled))
-        self._texts.append(encoded)
-
-    def result(self, data: Encodings) -> Pair:
-        """All images and all texts, vectors alone; image i and text i belong together."""
-        return Pair(numbered(stack(self._images)), numbered(stack(self._texts)))

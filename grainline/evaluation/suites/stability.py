@@ -24,7 +24,14 @@ from grainline.data.record import Source
 from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import EXAMPLES, Evaluation
 from grainline.evaluation.score import Scorer
-from grainline.evaluation.suite import MetricSamples, Outcomes, Settings, Suite, count_notes, mean_metric
+from grainline.evaluation.suite import (
+    MetricSamples,
+    OneTextSuite,
+    Outcomes,
+    Settings,
+    count_notes,
+    mean_metric,
+)
 from grainline.evaluation.suites.monotonicity import (
     EACH,
     SubtextCollector,
@@ -82,6 +89,7 @@ SENTENCES = (
     "The hypothesis was rejected at the usual level of significance.",
 )
 """Written for this purpose: about what no image shows, so that no caption can profit from one."""
+POOL = digest(SENTENCES)[:8]  # results with other sentences cannot be compared
 
 
 class Insertion(NamedTuple):
@@ -106,14 +114,11 @@ class StabilityOptions(Config):
     noise_seed: Annotated[int, Field(ge=0)] = Field(0, description="decides which noise goes where")
 
 
-class StabilitySuite(Suite[StabilityOptions]):
+class StabilitySuite(OneTextSuite[StabilityOptions]):
     """How much a sentence that has nothing to do with the image changes a score: SSI, lower is better."""
 
     name = "stability"
     Options = StabilityOptions
-    captions = ("whole", "first")
-    reads = "one text an image"
-    encodes_captions = False
     must_match = ("noise_seed", "noise_pool")
     headline = (SSI,)
 
@@ -130,7 +135,7 @@ class StabilitySuite(Suite[StabilityOptions]):
             "scores": {name: sequences[name]["scores"] for name in (PLAIN, NOISY)},
             "cut": {name: sequences[name]["cut"] for name in (PLAIN, NOISY)},
         }
-        about = {"noise_seed": self.options.noise_seed, "noise_pool": pool()}
+        about = {"noise_seed": self.options.noise_seed, "noise_pool": POOL}
         notes = _notes(queries, self.options.noise_seed)
         return Outcomes(queries, notes, about, {"texts": len(noise.subtexts.strings)})
 
@@ -213,11 +218,6 @@ def inserted(pieces: Sequence[str], place: int, noise: str) -> str:
     return " ".join(filter(None, [before, noise, *pieces[place:]]))
 
 
-def pool() -> str:
-    """A short digest of the sentences: results with others cannot be compared."""
-    return digest(SENTENCES)[:8]
-
-
 def changes(plain: Sequence[float] | np.ndarray, noisy: Sequence[float] | np.ndarray) -> np.ndarray:
     """|(s - s~) / s| of some scores, |s| taken for 1e-6 where it is less."""
     s, noisy_s = np.asarray(plain, np.float64), np.asarray(noisy, np.float64)
@@ -239,5 +239,5 @@ def _notes(queries: dict[str, Any], seed: int) -> tuple[str, ...]:
         f"words behind it; {still} scores did not change at all"
     )
     counts = {floored: int((np.abs(plain) < FLOOR).sum()), cut: sum(map(sum, queries["cut"][NOISY]))}
-    noise = f"noise: {len(SENTENCES)} sentences, digest {pool()}, seed {seed}"
+    noise = f"noise: {len(SENTENCES)} sentences, digest {POOL}, seed {seed}"
     return f"{noise}; published values were made with others and cannot be compared", *count_notes(counts)
