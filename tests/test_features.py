@@ -26,7 +26,7 @@ from grainline.data.cache import Views
 from grainline.data.dataset import Draw, TrainSet
 from grainline.data.features import FEATURES, CachedFeatures, cached_features, make_features
 from grainline.data.open_source import open_source
-from grainline.data.record import MISSING_IMAGE, CorruptSample, Record
+from grainline.data.record import Cause, CorruptSample, Record
 from grainline.data.texts import TextsConfig, encode_parts
 from grainline.data.tokenizers.tokenizer_files import load_tokenizer
 from grainline.data.transforms import CropConfig, EvalTransform, SameTransform, TrainTransform
@@ -169,7 +169,7 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
     from test_dataset import TOKENIZER
 
     image = open_source(SCENES, size=32)[0].image
-    listed = Listed([Record("a", image, ("A.",)), Record("b", b"no image", ("B.",)), MISSING_IMAGE])
+    listed = Listed([Record("a", image, ("A.",)), Record("b", b"no image", ("B.",)), Cause.MISSING_IMAGE])
     transform = EvalTransform(8)
     actual = make_features(
         listed,

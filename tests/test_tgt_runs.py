@@ -116,7 +116,7 @@ def test_a_run_on_captions_alone_looks_at_no_image(
     capsys.readouterr()
     for suite in ("retrieval", "probes"):
         said = complaint(capsys, "evaluate", run, "--suite", suite, "--data", f"texts:{captions}")
-        assert f"has captions without images, and --suite {suite} looks at images" in said
+        assert f"has captions without images; --suite {suite} looks at images" in said
 
 
 def test_what_looks_at_images_refuses_captions_alone(

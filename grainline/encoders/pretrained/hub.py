@@ -104,7 +104,8 @@ def public_checkpoint() -> str:
             if not stored:
                 download(name)
             return name
-    advice = "give --model FOLDER, or train photos/starter (extra `starter`) and give its run"
+    advice = "or train photos/starter (extra `starter`) and give its run"
+    advice = f"give --model FOLDER, set HF_HOME to a cache that holds one, {advice}"
     raise UserError(f"no model: the Hugging Face hub gave none of {', '.join(PUBLIC)}; {advice}")
 
 
