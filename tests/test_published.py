@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import FAMILIES, LongCLIP, OpenAI, bert, close, shaken, tokenizer, whole
+from checkpoints import FAMILIES, IMAGE, TEXT, LongCLIP, OpenAI, bert, close, shaken, tokenizer, whole
 from PIL import Image
 from runs import call
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import SiglipConfig, SiglipModel
 
 from grainline import build, loading
 from grainline.encoders.pretrained import load_pretrained, published
@@ -26,7 +27,7 @@ from grainline.training.inputs import copy_weights
 from grainline.types import Images, texts_of
 
 MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET, HALF = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 class Bare:
@@ -67,6 +68,7 @@ FORMS: dict[str, tuple[str, Callable[..., Any]]] = {
     "longclip": ("longclip-B.pt", dict),
     "laps_vit": ("model_best.pth", laps_form),
     "fgclip": ("model.safetensors", dict),
+    "openclip_siglip": ("open_clip_model.safetensors", dict),
 }
 
 
@@ -103,7 +105,8 @@ def stored(name: str, folder: Path, state: dict[str, Tensor], configs: Path) -> 
         torch.save(form(state), folder / file)
         return folder / file
     save_file(state, folder / file)
-    shutil.copy(configs / f"{name}.config.json", folder / "config.json")
+    config = "open_clip_config.json" if "open_clip" in file else "config.json"
+    shutil.copy(configs / f"{name}.{config}", folder / config)
     return folder
 
 
@@ -203,6 +206,18 @@ def test_laps(golden: Golden) -> None:
     real = texts.mask
     close(texts.tokens[real], out["word_tokens"][:, : real.shape[1]][real])
     close(both.score(texts), out["score"])
+
+
+def test_siglip_of_open_clip(golden: Golden) -> None:
+    both = golden("openclip_siglip")
+    out, texts = both.out, both.texts(both.out["ids"])
+    close(both.images.vector, unit(out["image_vectors"]))
+    close(texts.vector, unit(out["text_vectors"]))
+    method = both.method
+    close(both.score(texts), out["score"])
+    close(method.scale() * both.score(texts) + method.bias, out["logits"])
+    close(method.scale()[0], out["logit_scale_exp"])
+    close(method.bias[0], out["logit_bias"])
 
 
 # Small checkpoints of the same layouts, against the models that they were made of.
@@ -335,7 +350,72 @@ def laps_of(image: str) -> Any:
     return write
 
 
+TIMM = {
+    "encoder.layers.": "blocks.", "embeddings.patch_embedding.": "patch_embed.proj.", ".layer_norm": ".norm",
+    "embeddings.position_embedding.weight": "pos_embed", "head.probe": "attn_pool.latent",
+    "post_layernorm.": "norm.", "head.attention.out_proj.": "attn_pool.proj.", "head.mlp.": "attn_pool.mlp.",
+    "head.layernorm.": "attn_pool.norm.", "self_attn.": "attn.", "out_proj.": "proj.",
+}  # fmt: skip
+TEXTS = {
+    "final_layer_norm.": "ln_final.", "encoder.layers.": "transformer.resblocks.", "layer_norm": "ln_",
+    "embeddings.position_embedding.weight": "positional_embedding", "self_attn.": "attn.", "fc1": "c_fc",
+    "embeddings.token_embedding.": "token_embedding.", "head.": "text_projection.", "fc2": "c_proj",
+}  # fmt: skip
+
+
+def open_clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A SigLIP of transformers by the names of open_clip and timm."""
+    out, joint = dict[str, Tensor](), {"vision_model": "qkv.", "text_model": "in_proj_"}
+    for name, x in state.items():
+        side, _, rest = name.partition(".")
+        if ".q_proj." in name:
+            parts = [state[name.replace(".q_proj.", f".{letter}_proj.")] for letter in "qkv"]
+            rest, x = rest.replace("q_proj.", joint[side]), torch.cat(parts)
+        if ".k_proj." in name or ".v_proj." in name:
+            continue
+        if "attention.in_proj_" in name:
+            last = name.rpartition("_")[2]
+            out[f"visual.trunk.attn_pool.q.{last}"] = x[: len(x) // 3]
+            out[f"visual.trunk.attn_pool.kv.{last}"] = x[len(x) // 3 :]
+            continue
+        for ours, theirs in ({"vision_model": TIMM, "text_model": TEXTS}.get(side) or {}).items():
+            rest = rest.replace(ours, theirs)
+        new = {"vision_model": f"visual.trunk.{rest}", "text_model": f"text.{rest}"}.get(side, name)
+        out[new] = x[None] if rest == "pos_embed" else x
+    return {name: x.contiguous().clone() for name, x in out.items()}
+
+
+def siglip_of(timm: str, act: str) -> Any:
+    """timm: its name of the image side; empty: a state dict without open_clip_config.json"""
+
+    def write(folder: Path) -> Vectors:
+        text = TEXT | {"vocab_size": VOCAB, "max_position_embeddings": 12, "projection_size": 64}
+        text |= {"pad_token_id": 1, "hidden_act": act}
+        image = IMAGE | {"hidden_act": act}
+        if not timm:  # heads by the width of texts
+            image |= {"hidden_size": 48, "num_attention_heads": 12}
+            text |= {"hidden_size": 768, "num_attention_heads": 12, "projection_size": 48}
+        model = shaken(SiglipModel(SiglipConfig(vision_config=image, text_config=text)))
+        state = open_clip_names(model.state_dict())
+        if not timm:
+            torch.save(state, folder / "it.pt")
+            return vectors_of(model, *HALF)
+        save_file(state, folder / "open_clip_model.safetensors")
+        images = {"timm_model_name": timm, "timm_pool": "map"}
+        texts: dict[str, Any] = {"heads": 2, "pool_type": "last", "norm_kwargs": {"eps": 1e-6}}
+        if "tanh" in act:
+            texts["act_kwargs"] = {"approximate": "tanh"}
+        config = {"model_cfg": {"embed_dim": 64, "vision_cfg": images, "text_cfg": texts}}
+        (folder / "open_clip_config.json").write_text(json.dumps(config))
+        return vectors_of(model, *HALF)
+
+    return write
+
+
 SMALL = {
+    "siglip": siglip_of("vit_base_patch16_siglip_224", "gelu"),
+    "siglip alone": siglip_of("", "gelu"),
+    "siglip tanh": siglip_of("vit_so400m_patch16_siglip_384", "gelu_pytorch_tanh"),
     "flair": clip_of(flair_parts, flair_form, partial(OpenAI, quick=False)),
     "beta_clip": clip_of(beta_parts, beta_form, OpenAI),
     "long-clip": clip_of(lambda model: model.state_dict(), with_masks, LongCLIP),
@@ -474,7 +554,7 @@ def test_a_part_that_is_missing_or_unknown_is_named(
 def test_what_has_no_kind_or_several_files_is_refused_by_name(tmp_path: Path) -> None:
     towers = {"visual.trunk.blocks.0.attn.rope": torch.zeros(2), "text.positional_embedding": torch.zeros(2)}
     torch.save(towers, tmp_path / "eva.pt")
-    with pytest.raises(UserError, match="no towers of timm"):
+    with pytest.raises(UserError, match="of timm SigLIP alone"):
         loading.load(tmp_path / "eva.pt")
     torch.save(towers, tmp_path / "other.pt")
     with pytest.raises(UserError, match=r"holds several files of weights, eva.pt, other.pt: give one"):

@@ -54,7 +54,7 @@ KINDS = {
     "fg-clip": Row("published:FgClip", architecture="FGCLIPModel"),
     "laps": Row("published:Laps", "cross_net.aggr_net.scale"),
     "clip": Row("clip_towers:Clip", "visual.conv1.weight"),
-    "siglip": Row("siglip_towers:Siglip"),
+    "siglip": Row("siglip_towers:Siglip", "visual.trunk.attn_pool.latent"),
     "siglip2": Row("siglip_towers:Naflex"),
     "fgclip2": Row("siglip_towers:FgClip2"),
     "groupvit": Row("clip_towers:GroupViT"),

@@ -104,7 +104,7 @@ class Clip(TwoSided):
         state = _tidy(stored.tensors)
         if "logit_bias" in state:
             raise UserError(f"{file} has a logit_bias, as SigLIP has: give the Hugging Face folder of it")
-        where, pixels, model, image, text = open_clip_settings(file, settings)
+        where, pixels, model, image, text = open_clip_settings(file, settings, "clip")
         quick = options.quick_gelu
         if quick is None:  # files of OpenAI and of Long-CLIP have signs of it
             openai = stored.script or {*NUMBERS[:3]} <= stored.tensors.keys()
@@ -199,7 +199,7 @@ def _deduced(
         raise UserError(f"{file} has the names of a Hugging Face model, whose config.json is needed too")
     if absent:
         wrong = f"no {absent[0]} in it, but {', '.join(sorted(state)[:2]) or 'nothing'}"
-        allowed = "OpenAI, open_clip (no ResNets, no towers of timm), Long-CLIP, FLAIR, beta-CLIP and LAPS"
+        allowed = "OpenAI, open_clip (no ResNets, of timm SigLIP alone), Long-CLIP, FLAIR, beta-CLIP and LAPS"
         raise UserError(f"{file} is no CLIP with a plain vision transformer: {wrong}; allowed are {allowed}")
     conv, places, rows, words, out = (state[name] for name in _TABLES)
     width, patch, side = len(conv), conv.shape[-1], math.isqrt(len(places) - 1)
@@ -211,34 +211,42 @@ def _deduced(
     # The end token has the highest id: that is how OpenAI finds it. Its padding is 0, which is a word too.
     text |= {"bos_token_id": len(words) - 2, "eos_token_id": len(words) - 1, "pad_token_id": 0}
     act = "quick_gelu" if quick else "gelu"
-    sizes = range(side * patch, side * patch + patch)  # patches may leave a rest at the edge
-    size = next((size for size in sizes if see.get("image_size") in (size, [size, size])), sizes[0])
-    image |= {"image_size": size, "patch_size": patch, "hidden_act": act}
+    image |= {"image_size": size_of(side, patch, see), "patch_size": patch, "hidden_act": act}
     text |= {"max_position_embeddings": len(rows), "vocab_size": len(words), "hidden_act": act}
     whole = library().CLIPConfig(vision_config=image, text_config=text, projection_dim=out.shape[1])
     return plain(whole.to_dict())
 
 
-def tower(file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int) -> dict[str, Any]:
-    """Depth, heads and the width of the MLP of one of the two transformers."""
+def size_of(side: int, patch: int, settings: Mapping[str, Any]) -> int:
+    """The side of images: `side` patches and the rest at the edge that open_clip's settings name."""
+    sizes = range(side * patch, side * patch + patch)
+    return next((size for size in sizes if settings.get("image_size") in (size, [size, size])), sizes[0])
+
+
+def tower(
+    file: Path, state: Mapping[str, Tensor], prefix: str, width: int, heads: int, first: str = "c_fc"
+) -> dict[str, Any]:
+    """Depth, heads and the width of the MLP of one of the two transformers; first: layer of this MLP"""
     blocks = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
-    if "0.mlp.c_fc.bias" not in blocks:
-        raise UserError(f"{file} has no {prefix}0.mlp.c_fc.bias, so no transformer that could be read")
+    if f"0.mlp.{first}.bias" not in blocks:
+        raise UserError(f"{file} has no {prefix}0.mlp.{first}.bias, so no transformer that could be read")
     if not heads or width % heads:
         raise UserError(f"heads of width {width} in {file} are unknown; known are CLIPs with heads of 64")
     return {
         "hidden_size": width,
         "num_hidden_layers": len({name.split(".")[0] for name in blocks}),
         "num_attention_heads": heads,
-        "intermediate_size": len(blocks["0.mlp.c_fc.bias"]),
+        "intermediate_size": len(blocks[f"0.mlp.{first}.bias"]),
     }
 
 
-def from_open_clip_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_open_clip_names(
+    state: Mapping[str, Tensor], names: Names = NAMES, parts: Names = IN_BLOCKS
+) -> dict[str, Tensor]:
     """A state dict of OpenAI or open_clip by the names of transformers, queries, keys and values split."""
     out: dict[str, Tensor] = {}
     for name, x in state.items():
-        ours = renamed(name, NAMES, IN_BLOCKS)
+        ours = renamed(name, names, parts)
         if ".in_proj_" in ours:
             for letter, part in zip("qkv", x.chunk(3), strict=True):
                 out[ours.replace("in_proj_", f"{letter}_proj.")] = part

@@ -158,14 +158,17 @@ def to_hugging_face(kind: str, architecture: Mapping[str, Any], size: int) -> di
     return content | {"do_center_crop": cut, "crop_size": {"height": size, "width": size}}
 
 
-def of_open_clip(settings: Mapping[str, Any], where: str, image_size: int) -> dict[str, Any]:
-    """The `preprocess_cfg` of open_clip as ours. image_size: what the model reads"""
+def of_open_clip(
+    settings: Mapping[str, Any], where: str, image_size: int, known: Mapping[str, Any] = KNOWN["clip"]
+) -> dict[str, Any]:
+    """The `preprocess_cfg` of open_clip as ours; image_size and known as for `of_hugging_face`."""
     plain = ("mean", "std", "interpolation", "resize_mode", "size", "fill_color")
     check_known({k: x for k, x in settings.items() if (k, x) != ("mode", "RGB")}, plain, where)
     size = settings.get("size")
     if size not in (None, image_size, [image_size, image_size]):
         raise UserError(f"{where} makes images of size {size}, its model reads {image_size}; fetch both")
-    mode, filter = settings.get("resize_mode", "shortest"), settings.get("interpolation", "bicubic")
+    mode = settings.get("resize_mode", "shortest" if known["resize"] == "crop" else "squash")
+    filter = settings.get("interpolation", "bicubic")
     if mode not in ("shortest", "squash"):
         raise UserError(f"{where} resizes images by resize_mode {mode!r}; known are shortest and squash")
     if filter not in (*_FILTERS, "random"):
@@ -173,7 +176,7 @@ def of_open_clip(settings: Mapping[str, Any], where: str, image_size: int) -> di
     numbers = {"image_mean": settings.get("mean"), "image_std": settings.get("std")}
     way = {"resize": "crop" if mode == "shortest" else "squash"}
     filter = "bicubic" if filter == "random" else filter
-    return of_hugging_face(KNOWN["clip"], numbers, where) | way | {"filter": filter}
+    return of_hugging_face(known, numbers, where) | way | {"filter": filter}
 
 
 def _side(size: Mapping[str, int] | int, where: str) -> int:
@@ -189,16 +192,16 @@ def _side(size: Mapping[str, int] | int, where: str) -> int:
 # open_clip_config.json
 
 
-def open_clip_settings(file: Path, content: Mapping[str, Any]) -> Any:
+def open_clip_settings(file: Path, content: Mapping[str, Any], kind: str) -> Any:
     """The name of open_clip_config.json for messages, and its settings of pixels, model, images and texts."""
     where = f"open_clip_config.json of {file.parent}"
     pixels, model = _section(content, "preprocess_cfg", where), content
     if content.get("model_cfg") is not None:  # else as in open_clip's own list of models
         check_known(content, ("model_cfg", "preprocess_cfg"), where)
         model = _section(content, "model_cfg", where)
-    image, text = sides = [_section(model, name, where) for name in _PLAIN]
-    for (name, obeyed), side in zip(_PLAIN.items(), sides, strict=True):
-        rest = {k: x for k, x in side.items() if k not in obeyed or obeyed[k] != x}
+    image, text = sides = [_section(model, name, where) for name in _OBEYED[kind]]
+    for (name, values), side in zip(_OBEYED[kind].items(), sides, strict=True):
+        rest = {k: x for k, x in side.items() if k not in values or values[k] not in (None, x)}
         check_known(rest, ("head_width", "heads", *_FREE, *_SHOWN), f"{where}, {name},")
     check_known(model, (*_FREE, "embed_dim", "quick_gelu", "vision_cfg", "text_cfg", "preprocess_cfg"), where)
     numbers = image.get("head_width", 64), text.get("heads", 8)
@@ -237,7 +240,17 @@ _SHOWN = {  # settings of open_clip that the tensors show too, and their names i
     "image_size": "image_size", "context_length": "max_position_embeddings", "vocab_size": "vocab_size",
     "embed_dim": "projection_dim",
 }  # fmt: skip
-_PLAIN: dict[str, dict[str, Any]] = {  # settings of a plain CLIP that no tensor shows
-    "vision_cfg": {"head_width": 64, "pool_type": "tok", "pos_embed_type": "learnable"},
-    "text_cfg": {"heads": 8, "pool_type": "argmax", "proj_type": "linear", "tokenizer_kwargs": {}},
-}
+_OBEYED: dict[str, dict[str, dict[str, Any]]] = {  # settings that no tensor shows; None: any value
+    "clip": {
+        "vision_cfg": {"head_width": 64, "pool_type": "tok", "pos_embed_type": "learnable"},
+        "text_cfg": {"heads": 8, "pool_type": "argmax", "proj_type": "linear", "tokenizer_kwargs": {}},
+    },
+    "siglip": {
+        "vision_cfg": {"timm_model_name": None},
+        "text_cfg": {
+            "hf_tokenizer_name": None, "tokenizer_kwargs": {"clean": "canonicalize"}, "no_causal_mask": True,
+            "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-06},
+            "act_kwargs": {"approximate": "tanh"},
+        },
+    },
+}  # fmt: skip

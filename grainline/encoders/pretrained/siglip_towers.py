@@ -1,9 +1,12 @@
 """SigLIP and SigLIP 2, for images of one size or of any shape (NaFlex), and FG-CLIP 2, built on the latter.
 
 Images of any shape come as patches in rows (`Images.pixels`). Rows behind the last patch are masked.
+SigLIPs for one size are also files of open_clip, which builds the image side by timm. Its ViTs have the GELU;
+a few have its approximation by tanh, as all SigLIPs of transformers. Vectors differ by 5e-5 between both.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grainline.encoders.base import ImageTokens
+from grainline.encoders.pretrained import clip_towers as clip
 from grainline.encoders.pretrained.adapters import ImageEncoder
-from grainline.encoders.pretrained.clip_towers import ClipText
-from grainline.encoders.pretrained.hub import weights_of
+from grainline.encoders.pretrained.archive import Stored
+from grainline.encoders.pretrained.hub import library, weights_of
 from grainline.encoders.pretrained.kind import Options, Published, Source, sides_of
-from grainline.encoders.pretrained.library import TwoSided, Weights
-from grainline.encoders.pretrained.preprocess import KNOWN
+from grainline.encoders.pretrained.library import TwoSided, Weights, pad_of, plain, tokenizer_of
+from grainline.encoders.pretrained.preprocess import KNOWN, check_agreement, of_open_clip, open_clip_settings
 from grainline.errors import UserError
 from grainline.nn.positions import KEEP
 
@@ -35,7 +39,7 @@ class SiglipImage(ImageEncoder):
         return ImageTokens(head(hidden), None, each + head.mlp(head.layernorm(each)))
 
 
-class SiglipText(ClipText):
+class SiglipText(clip.ClipText):
     """The text side, which was trained on padding, without a mask, and sums up at the last position."""
 
     whole = True
@@ -58,11 +62,74 @@ class Siglip(TwoSided):
         if not sides_of({"config": config})["image"].get("vision_use_head", True):
             raise UserError(f"{name} has no attention pool (vision_use_head), so no vector for an image")
 
+    def read_file(self, file: Path, stored: Stored, options: Options, settings: Mapping[str, Any]) -> Source:  # noqa: ARG002
+        tensors = stored.tensors
+        where, pixels, model, image, text = open_clip_settings(file, settings, "siglip")
+        if absent := next((name for name in _TABLES if name not in tensors), None):
+            raise UserError(f"{file} is a SigLIP of open_clip without {absent}; give a complete one")
+        conv, grid, rows, words, head = (tensors[name] for name in _TABLES)
+        width, patch, columns = len(conv), conv.shape[-1], rows.shape[1]
+        heads = text.get("heads", _HEADS.get(columns, 0))
+        second = len(words) >= 256_000  # tokens of SigLIP 2
+        # Without settings: those of the published models of these sizes.
+        name = image.get("timm_model_name", "vit_so400m_patch16" if width >= 1152 and patch == 16 else "")
+        tanh = re.match(r"vit_(so400m_patch16|giantopt)", str(name)), "act_kwargs" in text
+        if not settings:
+            tanh = tanh[0], second
+        acts = ["gelu_pytorch_tanh" if one else "gelu" for one in tanh]
+        see = clip.tower(file, tensors, "visual.trunk.blocks.", width, heads, "fc1")
+        size = clip.size_of(math.isqrt(grid.shape[1]), patch, image)
+        see |= {"hidden_act": acts[0], "image_size": size, "patch_size": patch}
+        read = clip.tower(file, tensors, "text.transformer.resblocks.", columns, heads)
+        read |= {"hidden_act": acts[1], "max_position_embeddings": len(rows), "vocab_size": len(words)}
+        check_agreement(where, (image, see), (text, read), (model, {"projection_dim": width}))
+        pad = pad_of(file.parent, {"pad_token_id": 0 if second else 1})
+        read |= {"projection_size": len(head), "pad_token_id": pad}
+        config = plain(library().SiglipConfig(vision_config=see, text_config=read).to_dict())
+        pixels = of_open_clip(pixels, where if settings else str(file), size, self.pixels)
+        architecture = {"kind": self.name, "config": config, "pad": pad, **pixels}
+        return Source(architecture, from_timm_names(tensors), tokenizer_of(file.parent))
+
 
 class SiglipVision(Siglip):
     """SiglipVisionModel, the image side alone."""
 
     grid, row, text_encoder = "embeddings.position_embedding.weight", "", None
+
+
+_HEADS = {768: 12, 1024: 16, 1152: 16}  # by the width of texts; images have as many
+_TABLES = (
+    "visual.trunk.patch_embed.proj.weight", "visual.trunk.pos_embed", "text.positional_embedding",
+    "text.token_embedding.weight", "text.text_projection.weight",
+)  # fmt: skip
+_TIMM = (  # names of open_clip and timm, those of transformers
+    ("visual.trunk.blocks.", "vision_model.encoder.layers."),
+    ("visual.trunk.patch_embed.proj.", "vision_model.embeddings.patch_embedding."),
+    ("visual.trunk.pos_embed", "vision_model.embeddings.position_embedding.weight"),
+    ("visual.trunk.norm.", "vision_model.post_layernorm."),
+    ("visual.trunk.attn_pool.latent", "vision_model.head.probe"),
+    ("visual.trunk.attn_pool.proj.", "vision_model.head.attention.out_proj."),
+    ("visual.trunk.attn_pool.norm.", "vision_model.head.layernorm."),
+    ("visual.trunk.attn_pool.", "vision_model.head."),
+    ("text.text_projection.", "text_model.head."),
+    *((f"text.{theirs}", ours) for theirs, ours in clip.NAMES),
+)
+_IN_TIMM_BLOCKS = (
+    (".norm", ".layer_norm"), (".attn.proj.", ".attn.out_proj."), (".attn.qkv.", ".attn.in_proj_"),
+    *clip.IN_BLOCKS,
+)  # fmt: skip
+
+
+def from_timm_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A SigLIP of open_clip by the names of transformers."""
+    state = clip.from_open_clip_names(tensors, _TIMM, _IN_TIMM_BLOCKS)
+    pool, table = "vision_model.head.", "vision_model.embeddings.position_embedding.weight"
+    for part in ("weight", "bias"):
+        both = [state.pop(f"{pool}{name}.{part}") for name in ("q", "kv") if f"{pool}{name}.{part}" in state]
+        if both:
+            state[f"{pool}attention.in_proj_{part}"] = torch.cat(both)
+    scalars = {name: state[name].reshape(1) for name in ("logit_scale", "logit_bias") if name in state}
+    return state | scalars | {table: state[table].flatten(0, -2)}
 
 
 class NaflexImage(SiglipImage):
