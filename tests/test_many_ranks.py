@@ -37,7 +37,7 @@ NOISY = {name: (name, (*DROP, *OTHERS.get(name, ()))) for name in METHODS} | {
     "tgt-minimal": ("tgt-minimal", DROP),
 }
 LIBRARY = {f"library {case}": case for case in ("clip", "siglip", "vit and bert", "swin")}
-KEPT = {1: (None, False), 3: (None, True), 2: (2, False)}
+KEPT = {1: (None, False), 3: (None, True), 2: (2, True)}
 """Chunks, and whether activations are computed again, by the number of processes."""
 
 

@@ -119,6 +119,11 @@ def test_sentences_that_texts_share_are_read_once(monkeypatch: pytest.MonkeyPatc
     tokens = method.encode_texts(texts).tokens
     assert read == [2]
     assert torch.equal(tokens, tokens[:1].expand_as(tokens))
+    mask = texts.mask.clone()
+    mask[1, 0, 2:] = False  # the same ids are another sentence where they end earlier
+    tokens = method.encode_texts(texts._replace(mask=mask)).tokens
+    assert read == [2, 3]
+    assert not torch.allclose(tokens[0, 0], tokens[1, 0])
 
 
 def test_vectors_are_trained_for_candidates_and_only_by_their_own_term() -> None:

@@ -55,7 +55,7 @@ def train(arguments: list[str], said: Path) -> None:
 
 
 def started(arguments: list[str], out: Path, words: str = "") -> BaseProcess:
-    """told  the file beside `out` that gets its output; else the name of `out` with .txt"""
+    """words: the file beside `out` that gets its output; else the name of `out` with .txt"""
     said = out.with_name(words or f"{out.name}.txt")
     process = forked().Process(target=train, args=([*arguments, "--out", str(out)], said))
     process.start()
@@ -164,7 +164,9 @@ def test_the_folder_of_a_run_is_enough(copy: Path, capsys: pytest.CaptureFixture
     assert "belongs to another recipe" in complaint(
         capsys, "train", copy, "--resume", "--set", "train.seed=5"
     )
-    assert grainline.train(copy, resume=True) == copy / "last"
+    log_file = (copy / "log.jsonl").read_bytes()
+    assert grainline.train(copy, resume=True) == copy / "last"  # it is finished, so nothing changes
+    assert (weights(copy), (copy / "log.jsonl").read_bytes()) == (before, log_file)
     empty = copy.parent / "empty"
     empty.mkdir()
     assert f"no recipe '{empty}'" in complaint(capsys, "train", empty, "--resume")
@@ -204,10 +206,11 @@ def test_resume_before_the_first_checkpoint_begins_anew(copy: Path) -> None:
 
 
 BEGUN = ("tokenizer.json", "tokenizer_meta.json", "model.json", "recipe.yaml")
+LEFT = [(), (LOCK,), (".saving-recipe.yaml",), BEGUN[:1], BEGUN[:3], BEGUN]
 
 
 @pytest.mark.parametrize("again", [[], ["--resume"]], ids=["begin", "resume"])
-@pytest.mark.parametrize("left", [BEGUN[:1], BEGUN[:3], BEGUN], ids=len)
+@pytest.mark.parametrize("left", LEFT, ids=str)
 def test_a_run_that_was_killed_before_its_folder_was_complete_can_be_started_again(
     done: Path, tmp_path: Path, left: tuple[str, ...], again: list[str]
 ) -> None:
@@ -330,6 +333,36 @@ def test_training_data_are_known_by_any_of_their_names(
     Path("run/recipe.yaml").write_text(json.dumps({"data": data}))
     source: Any = SimpleNamespace(path=path)
     assert bool(notes_on_training(Path("run"), source)) == noted
+
+
+def test_a_result_says_that_the_run_was_trained_on_its_data(done: Path, tmp_path: Path) -> None:
+    data, other = "scenes:train?count=36", "scenes:dev?count=6"
+    first = "scenes:train?count=4&size=64"  # of the same scenes
+    for paths, named in (
+        ([data], "these data"),
+        ([first], "these data"),
+        ([data, other], data),
+        ([other], ""),
+    ):
+        assert call("evaluate", done, "--data", *paths, "--json", tmp_path / "x.json") == 0
+        notes = json.loads((tmp_path / "x.json").read_text())["notes"]
+        line = f"the run was trained on {named}, so the values say nothing about other data"
+        assert [note for note in notes if "was trained on" in note] == [line] * bool(named)
+
+
+def test_a_corrupt_checkpoint_offers_the_one_before_and_that_one_works(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, path = weights(copy), copy / "checkpoints" / "step-00000006" / MODEL
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.unlink()  # last/ holds the same file by another name
+    path.write_bytes(data)
+    text = complaint(capsys, *resume(copy))
+    assert f"checkpoint {path.parent} is corrupt" in text
+    assert "--resume --checkpoint step-00000004" in text
+    assert call(*resume(copy, "--checkpoint", "step-00000004")) == 0
+    assert weights(copy) == before
 
 
 def test_resume_into_the_folder_of_another_recipe_names_the_field(

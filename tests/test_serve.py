@@ -298,6 +298,11 @@ def test_bombs_and_what_is_no_image_are_refused(client: Client, body: bytes, sta
     assert line in why(response)
 
 
+def test_more_data_than_an_image_has_pixels_are_not_unpacked(client: Client) -> None:
+    response = client.post("/api/search/image", files={"image": png(4, 4, ZEROS)})
+    assert response.status_code == 200  # a decoder stops where the image ends
+
+
 def test_no_path_leads_anywhere(client: Client) -> None:
     for path in ("../../etc/passwd", "..%2f..%2fetc%2fpasswd", "07.png", "%00", "0" * 24, "0" * 25, "-1"):
         response = client.get(f"/api/image/{path}")
@@ -410,6 +415,26 @@ def test_overload_is_refused_at_once_and_passes(made: Path, monkeypatch: pytest.
         gate.open.set()
         assert [future.result().status_code for future in waiting] == [200] * 3
         assert ask(client).status_code == 200
+
+
+def test_requests_that_wait_together_are_answered_together_and_equally(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, index = Engine(made / "index", MODEL), open_index(made / "index", MODEL)
+    gate = Gate(engine, monkeypatch)
+    requests = [(text, 2 + i % 2) for i, text in enumerate(TEXTS[:9])]
+    with running(engine, Limits(batch=8)) as client, ThreadPoolExecutor(len(requests)) as pool:
+        first = pool.submit(ask, client, *requests[0])
+        until(lambda: len(gate.calls) == 1)
+        others = [pool.submit(ask, client, *one) for one in requests[1:]]
+        until(lambda: client.get("/api/health").json()["waiting"] == 8)
+        gate.open.set()
+        answers = [future.result().json()["hits"] for future in (first, *others)]
+    assert [len(batch) for batch in gate.calls] == [1, 8]
+    for (text, k), answer in zip(requests, answers, strict=True):
+        alone = expected(index.search([text], k)[0])["hits"]
+        assert [hit["path"] for hit in answer] == [hit["path"] for hit in alone]
+        assert [hit["score"] for hit in answer] == pytest.approx([hit["score"] for hit in alone], abs=1e-5)
 
 
 def test_more_requests_than_may_run_are_refused_but_health_answers(

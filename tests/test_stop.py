@@ -13,6 +13,7 @@ from processes import forked, together
 from runs import call, logged, recipe, steps_done
 from test_resume import train
 
+from grainline.files import one_writer
 from grainline.training import loop
 from grainline.training.checkpoint import latest, verify
 
@@ -168,3 +169,13 @@ def test_two_processes_stop_after_the_same_step_when_one_gets_the_signal(tmp_pat
     assert "Warning" not in message
     assert verify(good)["state"]["step"] == 5
     assert verify(good)["ranks"] == 2
+
+
+def test_a_folder_in_use_ends_both_processes(tmp_path: Path) -> None:
+    out, said = tmp_path / "run", tmp_path / "said.txt"
+    out.mkdir()
+    with one_writer(out, "run"):
+        codes = together(["train", recipe(tmp_path), "--out", out], 2, said)
+    assert codes == [2, 2], said.read_text()
+    assert f"run {out} is being written by process {os.getpid()} on" in said.read_text()
+    assert [path.name for path in out.iterdir()] == ["lock"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from grainline.encoders.superpixels import (
     SFCN,
@@ -73,6 +74,13 @@ def test_pooling_is_the_mean_over_pixels(size: int, cell: int, side: int) -> Non
     torch.testing.assert_close(
         *(torch.autograd.grad((x * along).sum(), features) for x in (pooled[0], slow[0]))
     )
+
+
+def test_pooling_sums_in_full_precision() -> None:
+    features, label = torch.randn(1, 3, 6, 6), some_labels(1, 12, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = pool_cells(features, label, 4).tokens
+    torch.testing.assert_close(actual, pool_cells(features, label, 4).tokens, atol=0, rtol=0)
 
 
 def test_an_empty_superpixel_has_no_mass_and_no_token() -> None:
@@ -456,6 +464,16 @@ def test_no_kind_learns_or_minds_its_surroundings(kind: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         actual = made.train()(given)
     assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("kind", ["kmeans", "grid", "sfcn"])
+def test_nothing_waits_for_the_device(kind: str) -> None:
+    made = some_superpixels(kind)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # reading a value out of a tensor raises here
+        label = made(mode.from_tensor(image(32)))
+        pooled = pool_cells(torch.randn(2, 3, 16, 16), label, made.cfg.cell)
+    assert label.shape == (2, 32, 32)
+    assert pooled.tokens.shape == (2, (32 // made.cfg.cell) ** 2, 3)
 
 
 @pytest.mark.parametrize(
