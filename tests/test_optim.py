@@ -185,6 +185,27 @@ def test_each_group_follows_its_own_schedule() -> None:
     )
 
 
+def test_the_optimizer_makes_the_steps_of_adamw() -> None:
+    """Decoupled decay and bias-corrected moments, written out in float64 for one matrix and one vector."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    cfg = OptimizerConfig(lr=0.1, weight_decay=0.5, betas=(0.8, 0.95), eps=1e-3, schedule=Constant())
+    slow = {name: (p.detach().double().clone(), 0.0, 0.0) for name, p in model.named_parameters()}
+    optimizer = build_optimizer(model, cfg)
+    for step in range(1, 4):
+        set_rates(optimizer, step - 1, 3)
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.randn_like(parameter)
+            (x, m, v), g = slow[name], parameter.grad.double()
+            m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g * g
+            x = x * (0.95 if name == "weight" else 1.0)
+            x = x - 0.1 * (m / (1 - 0.8**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-3)
+            slow[name] = x, m, v
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach().double(), slow[name][0], rtol=1e-5, atol=1e-6)
+
+
 # `tune` of a side from a checkpoint, against rules
 
 

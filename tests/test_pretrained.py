@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import FAMILIES, JSON_FORMS, clip, close, images, read_damaged, siglip, texts, whole
+from checkpoints import FAMILIES, IMAGE, JSON_FORMS, clip, close, images, read_damaged, siglip, texts, whole
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -212,6 +212,27 @@ def test_siglip_pads_with_what_its_tokenizer_pads_with(saved: Saved, tmp_path: P
     _, text = both(load_pretrained(folder))
     assert text.pad == 9
     assert both(load_pretrained(saved("siglip")[0]))[1].pad == 1
+
+
+def test_mean_and_spread_come_from_the_checkpoint(saved: Saved, tmp_path: Path) -> None:
+    folder = altered(saved("clip")[0], tmp_path / "x", unchanged)
+    assert load_pretrained(folder).architecture["mean"] == [0.48145466, 0.4578275, 0.40821073]
+    settings = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert load_pretrained(folder).architecture["spread"] == [0.4, 0.5, 0.6]
+    nested = {"image_processor": settings | {"image_mean": [0.7, 0.8, 0.9]}}  # which the library reads first
+    (folder / "processor_config.json").write_text(json.dumps(nested))
+    close(load_pretrained(folder).image.mean.flatten(), torch.tensor([0.7, 0.8, 0.9]))
+
+
+def test_heads_of_other_tasks_are_left_out_by_name_and_half_precision_is_widened(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    ViTForImageClassification(ViTConfig(**IMAGE)).half().save_pretrained(tmp_path / "vit")
+    result = load_pretrained(tmp_path / "vit")
+    assert result.left_out == ("classifier",)
+    assert {p.dtype for p in result.image.parameters()} == {torch.float32}
+    assert {p.dtype for p in build_pretrained(result.architecture).image.parameters()} == {torch.float32}
 
 
 # Other sizes and lengths

@@ -9,7 +9,9 @@ from torch.nn.functional import pad
 
 from grainline.nn.hashing import logistic
 from grainline.nn.selection import (
+    Predictor,
     Relevance,
+    Slots,
     aggregated,
     best_of,
     gumbel_st,
@@ -155,6 +157,12 @@ def test_how_many_patches_stay_and_tokens_remain(
 ) -> None:
     slots = number_of_slots(patches, keep, aggregate)
     assert (number_of_patches(patches, keep), slots, slots + 1 + cls) == expected
+
+
+def test_networks_have_the_sizes_of_the_specification() -> None:
+    slots, predictor = Slots(512, 39), Predictor(512)
+    assert [x.out_features for x in slots.mlp if isinstance(x, nn.Linear)] == [102, 39]
+    assert [x.out_features for x in predictor.mlp if isinstance(x, nn.Linear)] == [128, 1]
 
 
 def draws(number: int, step: int = 0) -> Tensor:

@@ -437,6 +437,39 @@ def test_a_file_whose_name_looks_like_a_pattern_is_itself(data: Path) -> None:
     assert pairs_of(open_source(path)) == [("a.jpg", ("A.",))]
 
 
+OWN_SOURCE = """
+from PIL import Image
+from grainline.data.formats.common import FileSource, digest
+from grainline.data.record import Record
+
+
+class Colours(FileSource):
+    def __init__(self, path):
+        self.path, self.names = path, path.split(",")
+
+    def __len__(self):
+        return len(self.names)
+
+    def __getitem__(self, index):
+        return Record(self.names[index], Image.new("RGB", (40, 40), self.names[index]), ("A.", f"B{index}."))
+
+    def keys(self):
+        return iter(self.names)
+
+    def fingerprint(self):
+        return digest(self.names)
+"""
+
+
+def test_a_source_from_outside_is_opened_by_module_and_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "own_sources.py", OWN_SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    source = open_source("own_sources:Colours:red,blue?skip=0", trust_code=True)
+    assert [(record.key, record.captions) for record in source] == [("red", ("B0.",)), ("blue", ("B1.",))]
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

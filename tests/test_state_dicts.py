@@ -430,6 +430,20 @@ def test_a_forged_archive_is_one_line(data: bytes, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_files_that_are_cut_or_hold_something_else_are_one_line(file: Path, tmp_path: Path) -> None:
+    torch.save(load_file(file), tmp_path / "x.pt")
+    whole = (tmp_path / "x.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "text.safetensors").write_text("hello")
+    (tmp_path / "cut.safetensors").write_bytes(file.read_bytes()[:3000])
+    torch.save([1, 2], tmp_path / "list.pt")
+    for name in ("cut.pt", "text.pt", "text.safetensors", "cut.safetensors", "list.pt"):
+        with pytest.raises(UserError, match=r"cannot read tensors|holds no state dict") as caught:
+            load_pretrained(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
 # Back again
 
 
