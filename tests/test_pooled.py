@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_pairs import Largest
 from torch import Tensor
 
 from grainline.losses import text_conditioned
@@ -120,6 +121,16 @@ def test_in_tiles_of_any_size(
     monkeypatch.setattr(scores, "CACHED", pairs)  # two texts of one image, or two images and all texts
     case = Case(heads, slots=slots)
     assert_same(case.fast(case.pairs(negatives)), case.slow(negatives), case.learnt(), 1e-11, 1e-11)
+
+
+def test_tiles_stay_small() -> None:
+    case = Case(3, torch.float32, slots=4)
+    texts = torch.randn(3000, 12).requires_grad_()
+    keys = RowIds(torch.arange(3000), torch.arange(3000) // 4, *(torch.zeros(2, 3000).long()))
+    with Largest() as largest:
+        pairs = part_pairs(case.images, keys, "all", CLOCK)
+        part_loss(case.pool, (case.segments, None), texts, pairs, case.scale, case.bias).total.backward()
+    assert largest.most <= 3000 * 12 * 1.1
 
 
 @WAYS

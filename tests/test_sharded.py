@@ -232,6 +232,11 @@ def measured(method: Method) -> Validation:
 # What must come of it
 
 
+def test_shard_and_compile_are_one_or_the_other() -> None:
+    with pytest.raises(ValueError, match="fsdp and compile do not go together"):
+        TrainConfig.model_validate(SETTINGS | {"fsdp": True, "compile": True})
+
+
 def started(target: Callable[..., None], world: int, *arguments: object) -> None:
     """Run `target(rank, port, ...)` in so many processes."""
     assert exit_codes(start_ranks(target, world, free_port(), *arguments)) == [0] * world

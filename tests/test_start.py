@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import SENTENCE, OpenAI, save_state, tokenizer, whole
+from indexes import photos, texts
 from PIL import Image
-from runs import complaint
+from runs import call, complaint
 from torch import Tensor, nn
 
 from grainline.build import (
@@ -329,12 +330,28 @@ def test_a_run_folder_wins_over_what_a_name_could_mean(
 def test_the_fingerprint_knows_the_weights_and_not_the_place(saved: Saved, tmp_path: Path) -> None:
     folder, _ = saved("clip")
     shutil.copytree(folder, tmp_path / "moved")
-    place, place_map = load(folder), load(tmp_path / "moved")
-    assert fingerprint(place) == fingerprint(place_map)
+    model, moved = load(folder), load(tmp_path / "moved")
+    assert fingerprint(model) == fingerprint(moved)
     with torch.no_grad():
-        next(place_map.method.parameters()).add_(1e-3)
-    assert fingerprint(place) != fingerprint(place_map)
-    assert fingerprint(place) != fingerprint(load(saved("siglip")[0]))
+        next(moved.method.parameters()).add_(1e-3)
+    assert fingerprint(model) != fingerprint(moved)
+    assert fingerprint(model) != fingerprint(load(saved("siglip")[0]))
+
+
+def test_the_commands_take_a_checkpoint_as_their_model(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, index = saved("clip")[0], tmp_path / "index"
+    monkeypatch.chdir(folder.parent)
+    scenes, calibration = "scenes:dev?count=4&size=32", ("--calibration-texts", texts(tmp_path))
+    assert call("evaluate", "clip", "--data", scenes) == 0
+    assert call("encode", "clip", scenes, "--out", tmp_path / "vectors") == 0
+    build = ("index", "build", photos(tmp_path / "photos", 5), "--model", "clip", "--out", index)
+    assert call(*build, *calibration) == 0
+    monkeypatch.chdir(tmp_path)  # it is found by where it lay
+    assert call("search", index, "a red dog") == 0
+    shutil.copytree(folder, tmp_path / "moved")
+    assert call("search", index, "a red dog", "--model", "moved") == 0
 
 
 # The hub

@@ -389,8 +389,9 @@ def test_the_network_is_the_published_one() -> None:
     ]
 
 
-def test_a_published_file_gives_the_same_network(tmp_path: Path) -> None:
-    network, x = some_network(), torch.rand(1, 3, 32, 32)
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_published_file_gives_the_same_network(norm: bool, tmp_path: Path) -> None:
+    network, x = some_network(norm=norm), torch.rand(1, 3, 32, 32)
     actual = read_sfcn(save(tmp_path / "spixel.tar", published(network)))
     with torch.no_grad():
         assert torch.equal(actual(x), network(x))
