@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 import yaml
 
-from grainline.evaluation.compare import pooled, refuse_other
+from grainline.evaluation.compare import pooled, refuse_unlike
 from grainline.evaluation.result import Metric, Result, read
 from grainline.evaluation.statistics import from_replicates
 from grainline.evaluation.suite import MetricSamples, settings_of, suite_of
@@ -182,7 +182,7 @@ def difference(
     """
     names = metric, other or metric
     for a, b in zip(after, before, strict=True):
-        refuse_other(a, b, "the other run", "be compared")
+        refuse_unlike(a, b, "be compared", "the other run")
     settings = settings_of(after[0])
 
     def cell(results: Sequence[Result], name: str) -> MetricSamples:
