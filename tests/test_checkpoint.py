@@ -145,6 +145,18 @@ def test_the_state_comes_back_as_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(back.rng[0][k], x) for k, x in state.rng[0].items())
 
 
+def test_the_optimizer_state_is_matched_by_name_whatever_the_order_of_the_groups(tmp_path: Path) -> None:
+    method, optimizer = trained(tmp_path, 1)
+    patterns = ("second.*", "un.*", ".*")
+    rules = (ParamRule(pattern="frozen", lr_factor=0), *(ParamRule(pattern=x) for x in patterns))
+    other = Small()
+    reordered = build_optimizer(other, CFG.model_copy(update={"rules": rules}))
+    load(newest(tmp_path), other, reordered)
+    ours, theirs = dict(method.named_parameters()), dict(other.named_parameters())
+    for name in ("first.weight", "second.weight", "norm.bias"):
+        assert torch.equal(optimizer.state[ours[name]]["exp_avg"], reordered.state[theirs[name]]["exp_avg"])
+
+
 def test_the_generators_of_every_rank_come_back_in_order(tmp_path: Path) -> None:
     method, optimizer = fresh()
     states = []
@@ -343,6 +355,8 @@ def test_a_corrupt_best_offers_a_checkpoint_of_its_run(tmp_path: Path) -> None:
     best = mark(tmp_path, path, "best")
     (best / STATE).unlink()
     assert message(lambda: verify(best)).endswith("--resume --checkpoint step-00000001")
+    flip(path / "model.safetensors")
+    assert message(lambda: verify(best)).endswith("no other good checkpoint: train again into a new folder")
 
 
 def test_a_checkpoint_of_an_older_format_is_refused(tmp_path: Path) -> None:
@@ -433,6 +447,15 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
         said = message(read)
         assert f"{path / 'model.safetensors'} cannot be weights" in said
         assert f"1 with NaN or infinite numbers ({name})" in said
+
+
+def test_weights_that_are_absent_or_no_weights_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    assert f"no weights at {path}; give" in message(lambda: load_weights(path, Small()))
+    path.write_text("hello")
+    assert "give a safetensors file" in message(lambda: load_weights(path, Small()))
+    save_weights(path, Other())
+    assert "holds a Other, not a Small" in message(lambda: load_weights(path, Small()))
 
 
 # A disk that fails
@@ -552,6 +575,43 @@ def test_a_failure_at_any_point_of_a_save_leaves_the_last_good_checkpoint(
 
     points = failures(broken, lambda: save(tmp_path, method, optimizer, at(2), keep=9), check)
     assert points >= 14, "three tensor files, the state, two folders and the rename were all made to fail"
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["once", "from then on"])
+def test_a_failure_while_a_step_is_saved_again_keeps_one_of_the_two(tmp_path: Path, broken: bool) -> None:
+    method, optimizer = trained(tmp_path, 1)
+    again = lambda: save(tmp_path, method, optimizer, at(1), keep=9)  # noqa: E731
+    assert failures(broken, again, lambda _: verify(newest(tmp_path))) >= 15
+
+
+def test_a_failure_while_the_best_is_replaced_keeps_one_of_the_two(tmp_path: Path) -> None:
+    method, optimizer = trained(tmp_path, 1)
+    best = mark(tmp_path, newest(tmp_path), "best")
+    path = save(tmp_path, method, optimizer, at(2))
+
+    def check(text: str | None) -> None:
+        assert text is None or f"cannot write {best}: no space left" in text
+        assert files.existing_folder(best) == best, "what was moved away was put back"
+        verify(best)
+
+    assert failures(False, lambda: mark(tmp_path, path, "best"), check) >= 4
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tiny_disk: Path) -> None:
+    method = nn.Linear(200, 200)  # 160 kB, with its optimizer state 480 kB: the disk holds two, not three
+    optimizer = build_optimizer(method, OptimizerConfig())
+    for parameter in method.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    good = [save(tiny_disk, method, optimizer, at(step)) for step in (1, 2)][-1]
+    text = message(lambda: save(tiny_disk, method, optimizer, at(3)))
+    assert f"step-00000003: no space left on device; the last good checkpoint is {good}; make it" in text
+    assert steps_in(tiny_disk) == ["0001", "0002"]
+    verify(good)
+    (tiny_disk / "ballast").write_bytes(b"x" * 10_000)
+    wrong = message(lambda: save_weights(tiny_disk / "w.safetensors", nn.Linear(400, 400)))
+    assert "no space left on device" in wrong
+    assert sorted(path.name for path in tiny_disk.iterdir()) == ["ballast", "checkpoints"]
 
 
 def test_without_any_good_checkpoint_the_message_does_not_promise_one(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import indexes
 import numpy as np
 import pytest
 import torch
@@ -402,6 +403,14 @@ def test_a_folder_of_bare_images_gives_their_vectors(trained: Path, tmp_path: Pa
     assert (len(saved["images"]), len(saved["texts"])) == (3, 1)
 
 
+def test_vectors_of_a_pairwise_method_are_written_with_what_they_are_for(tmp_path: Path) -> None:
+    model = indexes.saved(indexes.tiny_model("maxsim"), tmp_path / "model")
+    photo(tmp_path / "photos" / "0.png")
+    assert call("encode", model, tmp_path / "photos", "--out", tmp_path / "v") == 0
+    notes = (tmp_path / "v" / "notes.jsonl").read_text()
+    assert "maxsim scores pairs by their tokens; by these vectors it only finds candidates" in notes
+
+
 def test_a_model_killed_while_it_replaced_its_weights_loads_the_old_ones(model: Path) -> None:
     expected = grainline.load(model).encode(texts=["a cat"]).vector
     (model / "last").rename(model / ".replaced-last")
@@ -421,9 +430,6 @@ def test_an_out_folder_that_is_taken_or_cannot_be_made_is_an_error(tmp_path: Pat
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
         text = complaint(capsys, "train", recipe(tmp_path), "--out", out)
         assert "choose another --out" in text
-
-
-# Python
 
 
 # The journey
@@ -484,6 +490,14 @@ def python(code: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_a_mistake_ends_a_real_process_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "grainline", "train", "clip/scnes", "--out", str(tmp_path / "x")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("grainline: no recipe 'clip/scnes' (did you mean clip/scenes")
+    assert not (tmp_path / "x").exists()
 
 
 def test_importing_and_helping_load_nothing_heavy() -> None:

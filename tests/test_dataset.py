@@ -142,6 +142,18 @@ def test_workers_make_the_batches_that_one_process_makes(
     assert any(batch.corrupt for batch in alone)
 
 
+def test_two_ranks_load_the_halves_of_the_batch_and_a_resumed_run_its_rest() -> None:
+    data = shelf(Shelf(9, broken=[4], foils=range(9)), subset=0.5, foils=1)
+    whole = loaded(data, Batches(9, 4, 5, range(4)))
+    halves = [loaded(data, Batches(9, 4, 5, range(4), rank=rank, world_size=2)) for rank in range(2)]
+    for batch, a, b in zip(whole, *halves, strict=True):
+        assert_same(torch.cat([a.images.pixels, b.images.pixels]), batch.images.pixels)
+        for field in ("item", "image", "level"):
+            assert_same(torch.cat([getattr(x.texts, field) for x in (a, b)]), getattr(batch.texts, field))
+        assert (a.truncated + b.truncated, a.corrupt + b.corrupt) == (batch.truncated, batch.corrupt)
+    assert_same_batches(loaded(data, Batches(9, 4, 5, range(2, 4))), whole[2:])
+
+
 @pytest.mark.parametrize("kind", ["broken", "silent"])
 def test_a_damaged_record_is_replaced_and_its_damage_reported(kind: str) -> None:
     source = Shelf(8, **{kind: [3]})

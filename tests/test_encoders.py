@@ -228,6 +228,14 @@ def test_a_cell_of_the_conv_stem_reads_around_the_centre_of_its_patch(patch: int
     assert (down - 3.5 * patch, across - 5.5 * patch) == (0.5, 0.5)
 
 
+def test_positions_that_begin_as_waves_tell_rows_from_columns() -> None:
+    begins = ViT(ViTConfig(**VIT | {"positions": "waves", "width": 16, "heads": 2})).position.detach()
+    for place in range(4):
+        angles = [[x * 20 ** (-i / 4) for i in range(4)] for x in divmod(place, 2)]
+        wanted = [wave(angle) for axis in angles for wave in (math.sin, math.cos) for angle in axis]
+        torch.testing.assert_close(begins[place], torch.tensor(wanted))
+
+
 def test_pixels_as_bytes_and_as_floats_agree() -> None:
     pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
     for model in (vit(), vit().float()):

@@ -83,6 +83,23 @@ def test_a_run_goes_on_bit_for_bit_without_the_checkpoint_it_began_with(run: Run
     assert all(torch.equal(again[name], x) for name, x in before.items())
 
 
+def test_a_run_that_stopped_before_its_first_checkpoint_reads_the_one_it_begins_with(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    whole("clip", tmp_path / "in")
+    start = arguments(FROZEN, tmp_path / "in", tmp_path / "run")
+    assert call(*start) == 0
+    before = weights(tmp_path / "run")
+    for later in ("last", "checkpoints"):
+        shutil.rmtree(tmp_path / "run" / later)
+    (tmp_path / "in").rename(tmp_path / "moved")
+    assert f"no file or folder {tmp_path / 'in'}" in complaint(capsys, *start, "--resume")
+    (tmp_path / "moved").rename(tmp_path / "in")
+    assert call(*start, "--resume") == 0
+    again = weights(tmp_path / "run")
+    assert all(torch.equal(again[name], x) for name, x in before.items())
+
+
 def test_the_recipe_in_the_run_is_the_users_and_the_description_is_whole(run: Run) -> None:
     _, out, gone, _ = run
     text = (out / "recipe.yaml").read_text()
@@ -91,6 +108,7 @@ def test_the_recipe_in_the_run_is_the_users_and_the_description_is_whole(run: Ru
     config = json.loads((out / "model.json").read_text())["config"]
     assert config["image"]["architecture"]["kind"] == config["text"]["architecture"]["kind"]
     assert (config["image"]["size"], config["width"]) in ((32, 24), (32, 64))
+    assert load(out).tokenizer.to_json() == tokenizer().to_json()
 
 
 def test_what_is_frozen_stays_and_what_is_not_moves(run: Run) -> None:

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from golden import inputs
 from golden.adapter import filled, leaves, made, side, total
-from golden.inputs import FLOAT, normal
+from golden.inputs import FLOAT, Case, normal
 from processes import exit_codes, free_port, start_ranks
-from test_golden import agree, siglip_loop
+from test_golden import agree, cases, siglip_loop, waves
 from torch import Tensor
 
 from grainline import losses
@@ -72,6 +72,39 @@ def all_losses() -> dict[str, Loss]:
             by[2], by[3], selector, step=3, word_mask=of(by), hardest=False, **ids
         ),
     }
+
+
+def published(case: Case) -> tuple[Tensor, list[Tensor]]:
+    """The loss of a golden case by the functions, and what its gradients are by."""
+    c = case["inputs"]
+    if case["case"] in ("contrastive", "himo"):
+        by = leaves(*inputs.sides(c))
+        if case["case"] == "himo":
+            return losses.himo_loss(*by, 20.0, settings=losses.MoLo(threshold=c["tau"], **c["model"])), by
+        return losses.info_nce(*by, 14.0) if c["loss"] == "clip" else losses.sigmoid(*by, 14.0, -10.0), by
+    batch, model = inputs.grained(c), c["model"]
+    cls, texts, patches = by = leaves(batch.cls, batch.texts, batch.patches)
+    pool = filled(CrossPool(c["d"], 4, 4.0, model.get("input_norm", False)), c["seed"] + 2)
+    settings = {"beta": c["beta"], "form": c["form"], "group": model["group"]}
+    settings["divisor"] = model["divisor"].replace("slots", "pairs")  # the same without padding
+    own = torch.arange(c["B"]).repeat_interleave(texts.shape[1])
+    parts = losses.beta_cal(patches, texts.flatten(0, 1), pool, 12.0, text_ids=own, **settings)
+    return losses.info_nce(cls, texts[:, 0], 14.0) + parts, by
+
+
+def offered(case: Case) -> bool:
+    """Whether the functions do what a golden case has; padding and texts of others are the method's."""
+    c = case["inputs"]
+    plain = case["case"] == "beta_clip" and "empty" not in c and "others" not in c["model"]
+    return plain or case["case"] in ("contrastive", "himo")
+
+
+@pytest.mark.parametrize("case", [case for case in cases("cosine") if offered(case.values[0])])
+def test_values_and_gradients_are_those_of_published_code(case: Case) -> None:
+    loss, by = published(case)
+    agree(waves(loss), case["value"])
+    for local, expected in zip(gradients(loss, by), case["gradients"], strict=True):
+        agree(waves(local), expected)
 
 
 def test_the_sigmoid_loss_of_several_texts_is_that_of_a_loop() -> None:

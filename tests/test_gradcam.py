@@ -1,13 +1,17 @@
 """Attention maps against the last block written out, and against hooks in the library's models."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from indexes import saved, tiny_model
 from make import batch, build
+from runs import call, complaint
 from torch import Tensor
 
 from grainline.errors import UserError
+from grainline.evaluation.result import read
 from grainline.evaluation.suites.gradient_maps import AttentionCapture, attention_heat, require_patch_grid
 from grainline.methods.base import Method
 from grainline.types import Encoded, Images, rows
@@ -153,3 +157,16 @@ def test_what_has_no_attention_over_all_patches_is_refused() -> None:
     method.towers.image.grid = None
     with pytest.raises(UserError, match="image encoder of clip has no grid of patches"):
         require_patch_grid(method, "clip")
+
+
+def test_the_command_measures_attention_where_it_is_requested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ["evaluate", saved(tiny_model("clip"), tmp_path / "model"), "--data", "scenes:dev?count=2&size=40"]
+    ask += ["--suite", "comprehension", "--set"]
+    out, page = tmp_path / "a.json", tmp_path / "a.html"
+    assert call(*ask, "map_from=attention", "--json", out, "--html", page) == 0
+    accuracy, among = map(read(out).metric, ("box accuracy, attention map", "a right box among them"))
+    assert 0 <= accuracy.value <= among.value
+    assert "attention map" in page.read_text()
+    assert "must be 'gradient' or 'attention'" in complaint(capsys, *ask, "map_from=x")

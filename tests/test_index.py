@@ -185,6 +185,21 @@ def test_chances_are_shares_of_null_texts_counted_by_hand() -> None:
     assert p_value(np.sort(best), np.array([0.4, 0.45, 0.6])).tolist() == [1.0, 2 / 3, 1 / 3]
 
 
+def test_the_null_is_what_the_null_texts_really_score(made: Path, model: Model) -> None:
+    opened = IndexReader(made / "index")
+    images = model.encode(images=[made / "photos" / row.path for row in opened.rows])
+    null = opened.calibration_texts
+    score, single = (
+        model.method.score(images, model.encode(texts=list(some))).double().numpy()
+        for some in (null.texts, null.sentences)
+    )
+    best, alone = (np.sort((x.max(0) - x.mean(0)) / x.std(0)) for x in (score, single))
+    assert np.sort(opened._standard_best(NULL_TEXTS)) == pytest.approx(best, abs=0.02)
+    assert opened.null_sentence_scores == pytest.approx(alone, abs=0.02)
+    relative = single - np.sort(single, axis=0)[-4:].mean(0)
+    assert opened.calibration.pool == pytest.approx(np.sort(relative.ravel()), abs=1e-3)
+
+
 @pytest.mark.parametrize("method", ["flair", "caft"])
 def test_keys_and_values_are_stored_and_images_are_never_projected_by_a_search(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

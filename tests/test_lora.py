@@ -107,6 +107,18 @@ def test_no_target_is_a_layer_that_is_never_called() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        ("attention", "'attention' matches no linear layer: it must match a whole name"),
+        ("(to_out", "'(to_out' is not a regular expression"),
+    ],
+)
+def test_a_mistake_in_the_targets_is_one_line(targets: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        adapted("ours", targets=targets)
+
+
 def test_without_peft_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"needs peft .*; install it with `pip install 'grainline\[lora\]'`"):

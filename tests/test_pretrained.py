@@ -407,6 +407,17 @@ def test_a_kind_with_code_of_its_own_is_refused_and_nothing_runs(
     assert not ran.exists()
 
 
+def test_a_known_kind_with_code_of_its_own_is_read_without_it(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(saved("clip")[0], tmp_path / "own"))
+    ran, config = with_code(folder, monkeypatch), json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own.Own", "AutoModel": "own.Own"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_pretrained(folder).image is not None
+    assert not ran.exists()
+
+
 def test_settings_that_the_library_does_not_know_are_named(
     saved: Saved, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -220,6 +220,8 @@ def _saved(folder: Path) -> TextTokenizer:
         content = read_plain(file)
         backend = tokenizers.Tokenizer.from_str(content.decode())
         tokenizer = TextTokenizer(backend, str(kind), settings, str(file))
+    except UserError:  # of a kind that is not known
+        raise
     except Exception as error:  # `save` wrote it whole; the library knows no narrower one
         raise UserError(f"the tokenizer {file} is damaged; copy it and {meta.name} again") from error
     # without the checksum: as older versions wrote it

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from grainline.config import C, Config, parse
 from grainline.encoders.pretrained.adapters import TextEncoder
 from grainline.encoders.pretrained.clip_towers import ClipText
-from grainline.encoders.pretrained.hub import weights_of
+from grainline.encoders.pretrained.hub import readable, weights_of
 from grainline.encoders.pretrained.kind import Options, Pool, Source, longer
 from grainline.encoders.pretrained.library import LibraryKind
 from grainline.encoders.pretrained.siglip_towers import SiglipText
@@ -288,7 +288,8 @@ def _read(config: type[C], file: Path) -> C:
 def _modules(folder: Path) -> list[_Module]:
     """The modules of a folder in their order: a Transformer, a Pooling, then others."""
     file = folder / "modules.json"
-    modules = [parse(_Module, module, str(file)) for module in json.loads(read_plain(file))]
+    with readable(file):
+        modules = [parse(_Module, module, str(file)) for module in json.loads(read_plain(file))]
     kinds = [module.type.rpartition(".")[2] for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & {*kinds[2:]}:
         raise UserError(f"{file} lists {', '.join(kinds)}; it must be Transformer, Pooling, then others")
