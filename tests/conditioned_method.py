@@ -44,8 +44,8 @@ class Seer(Method):
         if not self.pairwise:
             return dot(images, texts)
         i, j = torch.cartesian_prod(torch.arange(len(images.item)), torch.arange(len(texts.item))).T
-        told = rows(texts, j)
-        return (self.pool_images(rows(images, i), told) * told.vector).sum(1).view(len(images.item), -1)
+        report = rows(texts, j)
+        return (self.pool_images(rows(images, i), report) * report.vector).sum(1).view(len(images.item), -1)
 
     def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
         scale = self.scale()

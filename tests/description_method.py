@@ -47,11 +47,11 @@ class Reader(Method):
         self.scale = nn.Parameter(torch.tensor(10.0))
 
     def encode_images(self, images: Images) -> Encoded:
-        seen = self.towers.encode_images(images)
+        record = self.towers.encode_images(images)
         assert images.dense is not None, "no description"
         assert len(images.dense.ids) == len(images.image)
         assert torch.equal(images.dense.image, images.image)
-        return seen._replace(vector=F.normalize(seen.vector + self.said(images.dense), dim=-1))
+        return record._replace(vector=F.normalize(record.vector + self.said(images.dense), dim=-1))
 
     def said(self, dense: Texts) -> Tensor:
         """The mean over the windows of each description: [N, D]"""

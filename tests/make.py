@@ -101,8 +101,8 @@ def batch(n: int = 4, seed: int = 0) -> tuple[Images, Texts]:
     owner[1], level[1] = -1, FOIL
     ids = torch.randint(3, VOCAB, mask.shape, generator=g)
     pixels = torch.rand(n, 3, 8, 8, generator=g)
-    told = torch.randint(3, VOCAB, (n, 1, 6), generator=g)  # a description of each image
-    dense = Texts(told, torch.ones_like(told).bool(), image, image, torch.full_like(image, CAPTION))
+    report = torch.randint(3, VOCAB, (n, 1, 6), generator=g)  # a description of each image
+    dense = Texts(report, torch.ones_like(report).bool(), image, image, torch.full_like(image, CAPTION))
     return Images(pixels, image, dense=dense), Texts(ids, mask, item, owner, level)
 
 

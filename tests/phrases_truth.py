@@ -33,24 +33,24 @@ def labelled(data: Path) -> list[Labelled]:
     captions = _openstax(data / "openstax", {row["key"] for row in rows}) | _iiw(
         data / "benchmarks/imageinwords"
     )
-    found = []
+    results = []
     for row in rows:
         text = captions[row["key"]][row["start"] : row["end"]]
         assert hashlib.sha256(text.encode()).hexdigest()[:16] == row["sha256"], row["key"]
-        found.append(Labelled(row["half"], text, [Phrase(*span) for span in row["spans"]]))
-    return found
+        results.append(Labelled(row["half"], text, [Phrase(*span) for span in row["spans"]]))
+    return results
 
 
 def _openstax(folder: Path, keys: set[str]) -> dict[str, str]:
-    found = {}
+    results = {}
     for path in sorted(folder.glob("train-*.tar")):
         with tarfile.open(path) as tar:
             for member in tar:
                 if member.name.removesuffix(".json") in keys:
                     file = tar.extractfile(member)
                     assert file is not None
-                    found[member.name.removesuffix(".json")] = json.load(file)["caption"]
-    return found
+                    results[member.name.removesuffix(".json")] = json.load(file)["caption"]
+    return results
 
 
 def _iiw(folder: Path) -> dict[str, str]:
@@ -75,10 +75,10 @@ def head(text: str, phrase: Phrase) -> tuple[str, int]:
 
 
 def agreement(
-    text: str, found: Sequence[Phrase], true: Sequence[Phrase], exact: bool
+    text: str, result: Sequence[Phrase], true: Sequence[Phrase], exact: bool
 ) -> tuple[int, int, int]:
     """How many phrases are found and true, found, and true: by their spans, or only by their heads."""
     if exact:
-        return len(set(found) & set(true)), len(set(found)), len(set(true))
-    a, b = {head(text, phrase) for phrase in found}, {head(text, phrase) for phrase in true}
+        return len(set(result) & set(true)), len(set(result)), len(set(true))
+    a, b = {head(text, phrase) for phrase in result}, {head(text, phrase) for phrase in true}
     return len(a & b), len(a), len(b)

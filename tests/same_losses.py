@@ -177,11 +177,11 @@ def merged(values: Values, changes: Values) -> Values:
 def cases(tree: Path, checkpoints: Path) -> dict[str, Values]:
     """The distinct shrunken recipes by name; those that begin with another run come last."""
     order = sorted(names(tree), key=lambda name: (name in BEGINS, name.count("/"), RENAMED.get(name, name)))
-    found: dict[str, tuple[str, Values]] = {}
+    results: dict[str, tuple[str, Values]] = {}
     for name in order:
         values = shrunk(whole(tree / RECIPES, name), checkpoints)
-        found.setdefault(json.dumps(values, sort_keys=True), (name, values))
-    return dict(found.values())
+        results.setdefault(json.dumps(values, sort_keys=True), (name, values))
+    return dict(results.values())
 
 
 def write_checkpoints(folder: Path) -> None:
@@ -270,10 +270,10 @@ def run(tree: Path, only: str) -> Iterator[Values]:
                 continue
             since = time.perf_counter()
             recipe = begun(values, str(work / BEGINS[name] / "run")) if name in BEGINS else values
-            found = {"case": RENAMED.get(name, name)} | trained(recipe, work / name)
-            end = found.get("error") or float.fromhex(found["losses"][-1])
+            result = {"case": RENAMED.get(name, name)} | trained(recipe, work / name)
+            end = result.get("error") or float.fromhex(result["losses"][-1])
             print(f"{name:40} {time.perf_counter() - since:5.1f} s  {end}", file=sys.stderr)
-            yield found
+            yield result
         for name in sorted(names(tree)):
             if only in name and (shapes := shapes_on_meta(name)) is not None:
                 digest = hashlib.sha256(json.dumps(sorted(shapes)).encode()).hexdigest()
@@ -287,14 +287,14 @@ def differences(here: list[Values], there: list[Values]) -> list[str]:
     """One line for each case that only one side has, or that differs."""
     ours, theirs = ({one["case"]: one for one in side} for side in (here, there))
     lines = [f"{case}: only there" for case in theirs if case not in ours]
-    for case, mine in ours.items():
+    for case, own in ours.items():
         other = theirs.get(case)
         if other is None:
             lines.append(f"{case}: only here")
-        elif "error" in mine or "error" in other:
-            lines.append(f"{case}: {mine.get('error')} / {other.get('error')}")
-        elif mine != other:
-            pairs = zip(mine.get("losses", []), other.get("losses", []), strict=False)
+        elif "error" in own or "error" in other:
+            lines.append(f"{case}: {own.get('error')} / {other.get('error')}")
+        elif own != other:
+            pairs = zip(own.get("losses", []), other.get("losses", []), strict=False)
             steps = [step for step, (a, b) in enumerate(pairs, start=1) if a != b]
             what = f"losses from step {steps[0]} on" if steps else "norms or final weights"
             lines.append(f"{case}: {what} differ")
@@ -336,16 +336,16 @@ def main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
     since = time.perf_counter()
-    found = list(run(asked.tree.resolve(), asked.only))
-    wrong = [f"{one['case']}: {one['error']}" for one in found if "error" in one]
-    print(f"{len(found)} cases in {time.perf_counter() - since:.0f} s", file=sys.stderr)
+    result = list(run(asked.tree.resolve(), asked.only))
+    wrong = [f"{one['case']}: {one['error']}" for one in result if "error" in one]
+    print(f"{len(result)} cases in {time.perf_counter() - since:.0f} s", file=sys.stderr)
     if asked.write:
-        asked.write.write_text("".join(json.dumps(one) + "\n" for one in found))
+        asked.write.write_text("".join(json.dumps(one) + "\n" for one in result))
     if asked.compare_to:
-        wrong = differences(found, elsewhere(asked.compare_to, asked.only))
+        wrong = differences(result, elsewhere(asked.compare_to, asked.only))
     if asked.compare:
-        ours = {one["case"] for one in found}
-        wrong += differences(found, [x for x in read(asked.compare) if not asked.only or x["case"] in ours])
+        ours = {one["case"] for one in result}
+        wrong += differences(result, [x for x in read(asked.compare) if not asked.only or x["case"] in ours])
     print("\n".join(wrong) if wrong else "all equal" if asked.compare_to or asked.compare else "")
     sys.exit(bool(wrong))
 

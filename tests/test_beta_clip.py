@@ -39,16 +39,16 @@ def images_of(vector: Tensor, tokens: Tensor | None = None) -> Encoded:
     return Encoded(vector, tokens, tokens.new_ones(tokens.shape[:2]).bool(), key, key)
 
 
-def texts_of(vector: Tensor, image: list[int], level: list[int], seen: Tensor | None = None) -> Encoded:
+def texts_of(vector: Tensor, image: list[int], level: list[int], record: Tensor | None = None) -> Encoded:
     """Texts; one of no image and no level above 0 is padding, a foil is of no image but a candidate."""
     level_, image_ = torch.tensor(level), torch.tensor(image)
     item = torch.arange(len(vector)).masked_fill((image_ < 0) & (level_ != FOIL), -1)
-    extra = BetaCLIPExtra(level_, torch.zeros_like(vector) if seen is None else seen)
+    extra = BetaCLIPExtra(level_, torch.zeros_like(vector) if record is None else record)
     none = vector[:, None, :][:, :0]
     return Encoded(vector, none, none[..., 0].bool(), item, image_, extra)
 
 
-def told(method: BetaCLIP, images: Encoded, texts: Encoded) -> dict[str, Term]:
+def loss_terms(method: BetaCLIP, images: Encoded, texts: Encoded) -> dict[str, Term]:
     pair = Pair(images, texts)
     return method.loss(pair, pair, CLOCK)
 
@@ -114,8 +114,8 @@ def test_a_image_that_comes_twice_has_texts_of_its_own_each_time(form: str, othe
         method.before_gather(Pair(rows(images, slice(i, i + 2)), rows(texts, slice(4 * i, 4 * i + 8))))
         for i in (0, 2, 4)
     ]
-    seen = [part.texts.extra.pooled for part in parts]
-    torch.testing.assert_close(whole.texts.extra.pooled, torch.cat(seen))
+    calls = [part.texts.extra.pooled for part in parts]
+    torch.testing.assert_close(whole.texts.extra.pooled, torch.cat(calls))
     actual = values(method.loss(whole, whole, CLOCK))
     apart = [values(method.loss(part, part, CLOCK)) for part in parts]
     counted = {"others": 2}  # the last group has no other image, so it is in no mean of those
@@ -136,7 +136,7 @@ def test_without_the_loss_of_summaries_no_parameter_is_left_out() -> None:
 
 
 def test_cross_entropy_and_the_loss_of_summaries_on_four_rows() -> None:
-    actual = values(told(beta_clip(), *four_rows()))
+    actual = values(loss_terms(beta_clip(), *four_rows()))
     assert actual["pooled i2t"] == pytest.approx(1.318226, **near)
     assert actual["pooled t2i"] == pytest.approx(1.317775, **near)
     assert (actual["i2t"], actual["t2i"]) == (
@@ -149,17 +149,17 @@ def test_cross_entropy_and_the_loss_of_summaries_on_four_rows() -> None:
     ("beta", "expected"), [(0, 0.384667), (0.25, 0.944667), (0.75, 1.584667), (1, 1.784667)]
 )
 def test_both_directions_count_half(beta: float, expected: float) -> None:
-    terms = told(beta_clip(beta=beta, whole=0, pooled=3), *four_rows())
+    terms = loss_terms(beta_clip(beta=beta, whole=0, pooled=3), *four_rows())
     total = sum(term.weight * float(ddp_mean(term.mean).detach()) for term in terms.values() if term.weight)
     assert total == pytest.approx(3 * expected, abs=3e-5)
 
 
 def test_padding_stays_in_the_denominators_if_requested() -> None:
     method = beta_clip(padding="candidates")
-    actual = values(told(method, *four_rows(last=False)))
+    actual = values(loss_terms(method, *four_rows(last=False)))
     assert (actual["pooled i2t"] + actual["pooled t2i"]) / 2 == pytest.approx(0.862056, **near)
-    binary = values(told(beta_clip(padding="candidates", form="bce"), *four_rows(last=False)))
-    assert binary["pooled"] == values(told(beta_clip(form="bce"), *four_rows(last=False)))["pooled"]
+    binary = values(loss_terms(beta_clip(padding="candidates", form="bce"), *four_rows(last=False)))
+    assert binary["pooled"] == values(loss_terms(beta_clip(form="bce"), *four_rows(last=False)))["pooled"]
 
 
 def test_padding_that_is_a_candidate_reads_as_its_first_token_and_sees_its_image() -> None:
@@ -174,10 +174,10 @@ def test_padding_that_is_a_candidate_reads_as_its_first_token_and_sees_its_image
     torch.testing.assert_close(pair.texts.vector[none], alone[none])
     torch.testing.assert_close(pair.texts.vector[~none], plain.encode_texts(texts).vector[~none])
     for i in none.nonzero()[:, 0].tolist():  # two slots an image
-        seen = plain.pool_images(
+        record = plain.pool_images(
             rows(pair.images, slice(i // 2, i // 2 + 1)), rows(pair.texts, slice(i, i + 1))
         )
-        torch.testing.assert_close(pair.texts.extra.pooled[i], seen[0])
+        torch.testing.assert_close(pair.texts.extra.pooled[i], record[0])
     foil = int((texts.level == FOIL).nonzero())
     assert pair.texts.extra.pooled[foil].abs().sum() == 0
 
@@ -188,13 +188,13 @@ def test_padding_that_is_a_candidate_reads_as_its_first_token_and_sees_its_image
 )
 def test_binary_form_and_its_divisors(divisor: str, whole: float, padded: float) -> None:
     method = beta_clip(form="bce", divisor=divisor)
-    assert values(told(method, *four_rows()))["pooled"] == pytest.approx(whole, **near)
-    assert values(told(method, *four_rows(last=False)))["pooled"] == pytest.approx(padded, **near)
+    assert values(loss_terms(method, *four_rows()))["pooled"] == pytest.approx(whole, **near)
+    assert values(loss_terms(method, *four_rows(last=False)))["pooled"] == pytest.approx(padded, **near)
 
 
 def test_only_captions_and_foils_meet_the_summary() -> None:
     images, texts = drawn()
-    actual = values(told(beta_clip(), images, texts))
+    actual = values(loss_terms(beta_clip(), images, texts))
     kept = (texts.extra.level == CAPTION) & (texts.image >= 0)
     captions, foils = texts.vector[kept], texts.vector[texts.extra.level == FOIL]
     own = torch.stack([images.vector[images.image == i][0] for i in texts.image[kept]])
@@ -209,7 +209,7 @@ def test_detached_keys_learn_as_queries_only() -> None:
     for detached in (False, True):
         images, texts = four_rows()
         images = images._replace(vector=CLS.clone().requires_grad_())
-        terms = told(beta_clip(detach_keys=detached), images, texts)
+        terms = loss_terms(beta_clip(detach_keys=detached), images, texts)
         sum(ddp_mean(terms[name].mean) for name in ("i2t", "t2i")).backward()
         assert images.vector.grad is not None
         grads[detached] = images.vector.grad
@@ -261,7 +261,7 @@ def test_cross_entropy_with_negatives_of_others_is_the_loop(
     place = {int(image): i for i, image in enumerate(images.image)}
     real = [i for i in range(len(texts.item)) if texts.image[i] >= 0]
     of = {i: place[int(texts.image[i])] for i in real}
-    seen = {i: pooled_by(method, images, texts, of[i], i) for i in real}
+    calls = {i: pooled_by(method, images, texts, of[i], i) for i in real}
     chosen = chosen_rows(texts, *counts)
     size, scale = group or len(images.item), method.pool_scale()[0]
     means: list[Tensor] = []
@@ -277,8 +277,8 @@ def test_cross_entropy_with_negatives_of_others_is_the_loop(
                 if way == 1:  # texts against what others' texts see
                     extra.append(scale * said[i] @ pooled_by(method, images, texts, p, j))
                 elif own or of[j] != of[i]:  # images against those texts, once for each image
-                    extra.append(scale * seen[i] @ said[j])
-            pairs = [scale * (seen[i] @ said[j] if way == 0 else said[i] @ seen[j]) for j in here]
+                    extra.append(scale * calls[i] @ said[j])
+            pairs = [scale * (calls[i] @ said[j] if way == 0 else said[i] @ calls[j]) for j in here]
             weight = [1.0 if i == j else 0.3 * (of[i] == of[j]) for j in here]
             lse = torch.stack([*pairs, *extra]).logsumexp(0)
             loss = sum(w * (lse - x) for w, x in zip(weight, pairs, strict=True)) / sum(weight)
@@ -376,16 +376,16 @@ def test_what_does_not_go_together_is_refused(change: list[str], said: str) -> N
 
 
 def test_pooling_in_half_precision_leaves_full_cosines() -> None:
-    seen: list[Pair] = []
+    calls: list[Pair] = []
 
     class Spied(BetaCLIP):
         def before_gather(self, local: Pair) -> Pair:
-            seen.append(super().before_gather(local))
-            return seen[-1]
+            calls.append(super().before_gather(local))
+            return calls[-1]
 
     method = Spied(parse(BetaCLIPConfig, TINY, "test"))
     half = Objective(method, torch.bfloat16)(*batch(), CLOCK)
     whole = Objective(method)(*batch(), CLOCK)
-    assert seen[0].texts.extra.pooled.dtype == torch.float32
-    assert not torch.equal(seen[0].texts.extra.pooled, seen[1].texts.extra.pooled)
+    assert calls[0].texts.extra.pooled.dtype == torch.float32
+    assert not torch.equal(calls[0].texts.extra.pooled, calls[1].texts.extra.pooled)
     torch.testing.assert_close(half.total, whole.total, rtol=0.02, atol=0.0)

@@ -99,10 +99,10 @@ def cross_entropies(method: BetaCLIP, batch: Batch, group: Laid, others: bool, o
     scale = method.pool_scale()[0]
     cells = list(itertools.product(group.images, group.slots))
     said = {(b, k): batch.said[b * SLOTS + k] for b, k in cells}
-    seen = {(b, k): pooled(method, batch, b, said[b, k]) for b, k in cells}
+    calls = {(b, k): pooled(method, batch, b, said[b, k]) for b, k in cells}
     pairs = [(b, c, k) for b, c, k in itertools.product(group.images, group.images, group.selected) if b != c]
     out = []
-    for asks, keys in ((seen, said), (said, seen)):
+    for asks, keys in ((calls, said), (said, calls)):
         losses = []
         for b, k in cells:
             if not valid(b, k):
@@ -110,7 +110,7 @@ def cross_entropies(method: BetaCLIP, batch: Batch, group: Laid, others: bool, o
             logits = [scale * asks[b, k] @ keys[cell] for cell in cells]
             further = []
             for image, c, j in pairs if others else []:
-                if keys is seen:
+                if keys is calls:
                     further.append(scale * asks[b, k] @ pooled(method, batch, image, said[c, j]))
                 elif own or c != b:
                     further.append(scale * asks[b, k] @ said[c, j])

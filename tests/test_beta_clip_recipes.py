@@ -96,30 +96,30 @@ def test_ablations_differ_from_the_official_preset_in_what_they_say() -> None:
     assert there == {*ABLATIONS, "k1", "unconditioned"}
     official = read_recipe("beta_clip/official", [])
     for name, changes in ABLATIONS.items():
-        found = read_recipe(prefix + name, [])
-        assert found.model == official.model | changes
+        result = read_recipe(prefix + name, [])
+        assert result.model == official.model | changes
         phrases = {"k6": 0, "k16": 10}.get(name, 30)
         expected = official.data.texts.model_copy(
             update={"phrases": official.data.texts.phrases.model_copy(update={"max_phrases": phrases})}
         )
-        assert found.data.texts == expected
+        assert result.data.texts == expected
         large = {"global_batch_size": 3584, "max_steps": 3470} if name == "group_112" else {}
-        assert found.train == official.train.model_copy(update=large)
+        assert result.train == official.train.model_copy(update=large)
 
 
 def test_controls_have_the_encoders_the_images_and_the_rates_of_the_official_preset() -> None:
     official = read_recipe("beta_clip/official", [])
     for name, slots in (("k1", 1), ("unconditioned", 6)):
-        found = read_recipe(f"beta_clip/ablations/{name}", [])
-        assert found.method == "clip"
-        assert {key: found.model[key] for key in ("image", "text", "pretrained")} == {
+        result = read_recipe(f"beta_clip/ablations/{name}", [])
+        assert result.method == "clip"
+        assert {key: result.model[key] for key in ("image", "text", "pretrained")} == {
             key: official.model[key] for key in ("image", "text", "pretrained")
         }
-        assert (found.data.texts.slots, found.data.texts.phrases.max_phrases) == (slots, 0)
-        assert found.data.crop == official.data.crop
-        assert found.train.optimizer.rules[-1].lr_factor == 1
-        same = {"rules": found.train.optimizer.rules}
-        assert found.train == official.train.model_copy(
+        assert (result.data.texts.slots, result.data.texts.phrases.max_phrases) == (slots, 0)
+        assert result.data.crop == official.data.crop
+        assert result.train.optimizer.rules[-1].lr_factor == 1
+        same = {"rules": result.train.optimizer.rules}
+        assert result.train == official.train.model_copy(
             update={"optimizer": official.train.optimizer.model_copy(update=same)}
         )
 
@@ -178,9 +178,9 @@ def test_a_missing_provider_of_phrases_is_reported_before_a_checkpoint_is_read(
 ) -> None:
     monkeypatch.setitem(sys.modules, "spacy", None)
     run = tmp_path / "run"
-    found = complaint(
+    result = complaint(
         capsys, "train", name, "--data", "scenes:train?count=8", "--out", run,
         "--set", f"model.pretrained={tmp_path / 'no_checkpoint_here'}",
     )  # fmt: skip
-    assert "provider spacy:en_core_web_sm: spaCy is not installed; pip install 'grainline[text]'" in found
+    assert "provider spacy:en_core_web_sm: spaCy is not installed; pip install 'grainline[text]'" in result
     assert not run.exists()

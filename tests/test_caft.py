@@ -45,7 +45,7 @@ def flair(*changes: str) -> FLAIR:
     return method
 
 
-def told(n: int, loose: int = 2, parts: int = 4, seed: int = 0, length: int = 6) -> Texts:
+def texts_of(n: int, loose: int = 2, parts: int = 4, seed: int = 0, length: int = 6) -> Texts:
     """One caption of some parts for each of n images, with loose captions of one part behind it."""
     g = torch.Generator().manual_seed(seed)
     count = n * (1 + loose)
@@ -97,13 +97,13 @@ def slow_terms(method: CAFT, images: Images, texts: Texts) -> tuple[Tensor, Tens
 def test_both_losses_are_their_equations_with_labels(twice: bool) -> None:
     """An image that is there twice has the captions of both as its own, and is no negative of itself."""
     method = caft("negatives=all", "bias=-2.0").double()
-    images, texts = images_of(3), told(3)
+    images, texts = images_of(3), texts_of(3)
     images = images._replace(pixels=images.pixels.double())
     if twice:
         texts, images = texts._replace(image=texts.image // 2), images._replace(image=images.image // 2)
-    found = terms(method, images, texts)
+    result = terms(method, images, texts)
     part, whole = slow_terms(method, images, texts)
-    assert found == {"part": pytest.approx(float(part)), "whole": pytest.approx(float(whole))}
+    assert result == {"part": pytest.approx(float(part)), "whole": pytest.approx(float(whole))}
 
 
 def test_losses_begin_as_the_paper_says() -> None:
@@ -119,16 +119,18 @@ def test_losses_begin_as_the_paper_says() -> None:
     texts = Encoded(unit(raw), raw[:, None], torch.ones(n * k, 1).bool(), item, owner)
     level = torch.where(item % k == 0, CAPTION, LOOSE)
     local = method.before_gather(
-        Pair(images, texts._replace(extra=method.encode_texts(told(1)).extra._replace(level=level)))
+        Pair(images, texts._replace(extra=method.encode_texts(texts_of(1)).extra._replace(level=level)))
     )
-    found = {
+    results = {
         name: float((x.mean.total / x.mean.number).detach())
         for name, x in method.loss(local, local, CLOCK).items()
     }
-    assert found["part"] == pytest.approx(k * math.log1p(math.exp(10)) + (n - 1) * math.log1p(math.exp(-10)))
-    assert found["part"] == pytest.approx(80.0, abs=0.05)
-    assert found["whole"] == pytest.approx(10.01, abs=0.005)
-    assert found["part scale"] == found["whole scale"] == pytest.approx(14.29, abs=0.01)
+    assert results["part"] == pytest.approx(
+        k * math.log1p(math.exp(10)) + (n - 1) * math.log1p(math.exp(-10))
+    )
+    assert results["part"] == pytest.approx(80.0, abs=0.05)
+    assert results["whole"] == pytest.approx(10.01, abs=0.005)
+    assert results["part scale"] == results["whole scale"] == pytest.approx(14.29, abs=0.01)
     other = flair("heads=1")
     torch.nn.init.zeros_(other.pool.to_out.weight)
     own = other.before_gather(Pair(images, texts))
@@ -140,7 +142,7 @@ def test_losses_begin_as_the_paper_says() -> None:
 def unlike(what: str) -> tuple[Images, Texts]:
     """A batch of segments and texts that lacks something."""
     number = 1 if what == "one image" else 3
-    images, texts = images_of(number), told(number)
+    images, texts = images_of(number), texts_of(number)
     if what in ("no texts", "no texts of an image"):
         gone = texts.image < (number if what == "no texts" else 1)
         texts = texts._replace(
@@ -179,7 +181,7 @@ def test_a_batch_that_lacks_something_has_a_loss_and_gradients(case: str, precis
 
 
 def test_a_batch_without_wholes_is_refused_where_they_are_to_be_learnt() -> None:
-    images, texts = images_of(2), told(2)
+    images, texts = images_of(2), texts_of(2)
     texts = texts._replace(level=torch.full_like(texts.level, LOOSE))
     with pytest.raises(UserError, match=r"data\.texts\.per_image is 0"):
         terms(caft(), images, texts)
@@ -198,26 +200,26 @@ def test_both_scales_are_clamped() -> None:
 def test_caft_plus_adds_the_sum_over_parts() -> None:
     """Equation 10 pair by pair; a text with fewer parts is scaled up to all places."""
     method = caft("scoring=conditioned", "alpha=0.3").double()
-    images, texts = images_of(3), told(3, loose=0)
+    images, texts = images_of(3), texts_of(3, loose=0)
     images = images._replace(pixels=images.pixels.double())
     texts.mask[1, 2:] = False
     a, b = method.encode_images(images), method.encode_texts(texts)
-    found = method.score(a, b)
+    result = method.score(a, b)
     for i in range(3):
         for j in range(3):
             real = b.mask[j]
             pooled = method.pool(b.tokens[j : j + 1, real], a.tokens[i : i + 1], a.mask[i : i + 1]).vector[0]
             cosines = F.cosine_similarity(pooled, b.tokens[j, real], dim=1)
             wanted = 0.7 * a.vector[i] @ b.vector[j] + 0.3 * 4 * cosines.mean()
-            torch.testing.assert_close(found[i, j], wanted)
+            torch.testing.assert_close(result[i, j], wanted)
 
 
 def test_the_whole_depends_on_the_order_of_its_parts_and_on_no_loose_caption() -> None:
-    method, texts = caft(), told(2)
+    method, texts = caft(), texts_of(2)
     whole = method.encode_texts(texts).vector
     turned = texts._replace(ids=texts.ids[:, [1, 0, 2, 3]])
     assert not torch.allclose(method.encode_texts(turned).vector[0], whole[0], atol=1e-4)
-    other = told(2, seed=1)
+    other = texts_of(2, seed=1)
     kept = (texts.level == CAPTION)[:, None, None]
     torch.testing.assert_close(
         method.encode_texts(texts._replace(ids=torch.where(kept, texts.ids, other.ids))).vector[::3],
@@ -226,9 +228,9 @@ def test_the_whole_depends_on_the_order_of_its_parts_and_on_no_loose_caption() -
 
 
 def test_loose_captions_are_parts_and_no_wholes() -> None:
-    method, images, texts = caft("negatives=all"), images_of(3), told(3)
+    method, images, texts = caft("negatives=all"), images_of(3), texts_of(3)
     before = terms(method, images, texts)
-    other = told(3, seed=1)
+    other = texts_of(3, seed=1)
     loose = (texts.level == LOOSE)[:, None, None]
     after = terms(method, images, texts._replace(ids=torch.where(loose, other.ids, texts.ids)))
     assert after["whole"] == pytest.approx(before["whole"])
@@ -237,10 +239,10 @@ def test_loose_captions_are_parts_and_no_wholes() -> None:
 
 def test_a_foil_is_a_whole_and_its_parts_are_compared_with_nothing() -> None:
     method = caft("negatives=all").double()
-    images, texts = images_of(3), told(3, loose=0)
+    images, texts = images_of(3), texts_of(3, loose=0)
     images = images._replace(pixels=images.pixels.double())
     before = terms(method, images, texts)
-    foil = rows(told(4, loose=0, seed=2), slice(3, 4))
+    foil = rows(texts_of(4, loose=0, seed=2), slice(3, 4))
     foil = foil._replace(item=torch.tensor([99]), image=torch.tensor([-1]), level=torch.tensor([FOIL]))
     more = Texts(*(torch.cat(both) for both in zip(texts, foil, strict=True)))
     after = terms(method, images, more)
@@ -277,41 +279,41 @@ def test_places_hold_segments_of_the_stage_that_is_read() -> None:
 
 def test_heat_of_a_segment_lies_on_its_pixels() -> None:
     method = caft(case="caft-segments")
-    a, b = method.encode_images(images_of(2)), method.encode_texts(told(2, loose=0))
+    a, b = method.encode_images(images_of(2)), method.encode_texts(texts_of(2, loose=0))
     heat = method.heat(a, b)
-    found = on_pixels(method, a, heat, (8, 8))
+    result = on_pixels(method, a, heat, (8, 8))
     assert a.places is not None
     for i in range(2):
         for y in range(8):
             for x in range(8):
-                torch.testing.assert_close(found[i, y, x], heat[i, int(a.places[i, y, x])])
+                torch.testing.assert_close(result[i, y, x], heat[i, int(a.places[i, y, x])])
     half = on_pixels(method, a, heat, (4, 4))
-    torch.testing.assert_close(half, F.avg_pool2d(found[:, None], 2)[:, 0])
+    torch.testing.assert_close(half, F.avg_pool2d(result[:, None], 2)[:, 0])
     assert on_pixels(method, a, heat, (16, 12)).shape == (2, 16, 12)
 
 
 @pytest.mark.parametrize("make", [caft, flair])
 def test_attention_and_its_empty_slot_sum_to_one(make: type) -> None:
     method = make()
-    texts = told(2, loose=0, parts=method.parts)
+    texts = texts_of(2, loose=0, parts=method.parts)
     texts.mask[1, 1:] = False
     a, b = method.encode_images(images_of(2)), method.encode_texts(texts)
-    found = method.attention(a, b)
-    assert found.shape == (2, method.parts, 5)
-    torch.testing.assert_close(found.sum(-1), b.mask.float())
-    torch.testing.assert_close(method.heat(a, b), found[..., :-1].sum(1) / b.mask.sum(1, keepdim=True))
+    result = method.attention(a, b)
+    assert result.shape == (2, method.parts, 5)
+    torch.testing.assert_close(result.sum(-1), b.mask.float())
+    torch.testing.assert_close(method.heat(a, b), result[..., :-1].sum(1) / b.mask.sum(1, keepdim=True))
     shut = a._replace(mask=torch.zeros_like(a.mask))
     torch.testing.assert_close(method.attention(shut, b)[..., -1], b.mask.float())
 
 
 def test_too_many_parts_are_an_error() -> None:
     with pytest.raises(ValueError, match="more than 4 parts; the method composes no more"):
-        caft().encode_texts(told(1, parts=5))
+        caft().encode_texts(texts_of(1, parts=5))
 
 
 def test_flair_reads_a_text_whole_or_as_the_mean_of_chunks() -> None:
     whole, chunked = flair(), flair("chunks=4")
-    texts = told(2, loose=0)
+    texts = texts_of(2, loose=0)
     joined = texts._replace(ids=texts.ids.flatten(1)[:, None], mask=texts.mask.flatten(1)[:, None])
     torch.testing.assert_close(whole.encode_texts(texts).vector, whole.encode_texts(joined).vector)
     texts.mask[1, 2:] = False
@@ -342,7 +344,7 @@ def slow_summary(method: FLAIR, images: Encoded, texts: Encoded) -> Tensor:
 def test_flair_compares_a_summary_with_all_captions_of_the_batch(negatives: str) -> None:
     """Four images, of which one is padding, with 3, 2 and 1 captions, a caption of padding and a foil."""
     method = flair(f"negatives={negatives}", "bias=-2").double()
-    images, texts = images_of(4), told(4, loose=1, parts=1)
+    images, texts = images_of(4), texts_of(4, loose=1, parts=1)
     gone = torch.tensor([False, False, True, False])
     images = images._replace(pixels=images.pixels.double())
     a, b = method.encode_images(images), method.encode_texts(texts)
@@ -367,13 +369,13 @@ def test_flair_compares_a_summary_with_all_captions_of_the_batch(negatives: str)
 
 
 def test_parts_are_rows_with_ids_of_their_own() -> None:
-    b = caft().encode_texts(told(2, loose=1))
+    b = caft().encode_texts(texts_of(2, loose=1))
     item = b.item.masked_fill(b.item == 2, -1)
-    found = Parts.of(b._replace(item=item), foils=True)
-    assert found.image.tolist() == [0] * 5 + [1]
-    assert len(set(found.item.tolist())) == 6
-    torch.testing.assert_close(found.vector[1], b.tokens[0, 1])
-    assert row_ids(found.item, found.image).group.tolist() == [0] * 6
+    result = Parts.of(b._replace(item=item), foils=True)
+    assert result.image.tolist() == [0] * 5 + [1]
+    assert len(set(result.item.tolist())) == 6
+    torch.testing.assert_close(result.vector[1], b.tokens[0, 1])
+    assert row_ids(result.item, result.image).group.tolist() == [0] * 6
 
 
 def test_adapter_begins_as_nothing_or_blends() -> None:
@@ -387,12 +389,12 @@ def test_adapter_begins_as_nothing_or_blends() -> None:
 def test_composer_sees_all_parts_and_no_empty_place() -> None:
     composer = Composer(ComposerConfig(depth=1, heads=2), 8, 4)
     parts, mask = torch.randn(1, 4, 8), torch.tensor([[True, True, True, False]])
-    found = composer(parts, mask)
+    result = composer(parts, mask)
     for place in range(4):
         other = parts.clone()
         other[0, place] += torch.randn(8)
-        assert torch.allclose(composer(other, mask), found, atol=1e-6) == (place == 3)
-    assert torch.allclose(composer(parts[:, :3], mask[:, :3]), found, atol=1e-6)
+        assert torch.allclose(composer(other, mask), result, atol=1e-6) == (place == 3)
+    assert torch.allclose(composer(parts[:, :3], mask[:, :3]), result, atol=1e-6)
     assert torch.equal(composer(parts, torch.zeros_like(mask)), torch.zeros(1, 8))
 
 
@@ -407,17 +409,17 @@ def test_composer_sees_all_parts_and_no_empty_place() -> None:
     ],
 )
 def test_configs_that_cannot_be_meant_are_one_line(changes: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UserError) as found:
+    with pytest.raises(UserError) as result:
         caft(*changes)
-    assert said in str(found.value)
-    assert "\n" not in str(found.value)
+    assert said in str(result.value)
+    assert "\n" not in str(result.value)
 
 
 def test_a_way_to_score_may_say_the_share_of_the_parts() -> None:
     described = Description("caft", caft().cfg)
-    found: Any = scored(described, "conditioned:0.7").config
-    assert (found.scoring, found.alpha) == ("conditioned", 0.7)
-    for config, way in ((found, "conditioned:0.7"), (described.config, "vectors")):
+    result: Any = scored(described, "conditioned:0.7").config
+    assert (result.scoring, result.alpha) == ("conditioned", 0.7)
+    for config, way in ((result, "conditioned:0.7"), (described.config, "vectors")):
         description = Description("caft", config)
         model = Model(description, build_method(description), Tokenizer.train(["a cat"] * 2, 540))
         assert origin(model, "some/name")["scoring"] == way

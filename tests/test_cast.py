@@ -95,7 +95,7 @@ def test_images_are_what_their_real_tokens_give_one_image_at_a_time() -> None:
     """Without masks: empty superpixels are taken out instead."""
     model, pixels, label = cast(), images(), regions()
     with torch.no_grad():
-        seen = model(pixels, label)
+        record = model(pixels, label)
         for n in range(3):
             start = model.superpixel_tokens(pixels[n : n + 1], label[n : n + 1])
             x = torch.cat([model.class_token[None, None], start.tokens[:, start.mask[0]]], dim=1)
@@ -108,11 +108,11 @@ def test_images_are_what_their_real_tokens_give_one_image_at_a_time() -> None:
                     x = torch.cat([actual.cls[:, None], actual.tokens], dim=1)
                 else:
                     x = layer(x)
-            torch.testing.assert_close(seen.pooled[n], model.norm(x[0, 0]))
-            for stage, expected in zip(seen.stages, [*stages, x], strict=True):
+            torch.testing.assert_close(record.pooled[n], model.norm(x[0, 0]))
+            for stage, expected in zip(record.stages, [*stages, x], strict=True):
                 torch.testing.assert_close(stage.tokens[n, stage.mask[n]], expected[0, 1:])
-    assert [tuple(stage.tokens.shape) for stage in seen.stages] == [(3, 16, 16), (3, 6, 16), (3, 3, 16)]
-    assert [tuple(weight.shape) for weight in seen.weights] == [(3, 16, 6), (3, 6, 3)]
+    assert [tuple(stage.tokens.shape) for stage in record.stages] == [(3, 16, 16), (3, 6, 16), (3, 3, 16)]
+    assert [tuple(weight.shape) for weight in record.weights] == [(3, 16, 6), (3, 6, 3)]
     assert (model.width, model.size, model.grid) == (16, SIZE, None)
 
 
@@ -123,27 +123,27 @@ def test_what_stands_in_an_empty_superpixel_changes_no_output(
     model, pixels, label = cast(), images(), regions()
     start = model.superpixel_tokens(pixels, label)
     mask = start.mask & (torch.arange(16) < 4) if few else start.mask
-    seen = []
+    calls = []
     for other in (0.0, 100.0):
         tokens = torch.where(mask[..., None], start.tokens, other * torch.randn_like(start.tokens))
         monkeypatch.setattr(model, "superpixel_tokens", lambda *_, t=tokens: Stage(t, mask))
-        seen.append(model(pixels, label))
-    assert same(*seen)
+        calls.append(model(pixels, label))
+    assert same(*calls)
     assert not mask.all()
     if few:
-        assert seen[0].stages[1].mask.sum(1).tolist() == mask.sum(1).tolist()
-        assert seen[0].stages[2].mask.all()
+        assert calls[0].stages[1].mask.sum(1).tolist() == mask.sum(1).tolist()
+        assert calls[0].stages[2].mask.all()
 
 
 def test_bytes_are_numbers_between_0_and_1_and_known_regions_are_not_computed() -> None:
     model, pixels = cast().float(), images().float()
-    seen = model(pixels)
+    record = model(pixels)
     rows = (pixels * 255).round().to(torch.uint8)
-    assert same(seen, model(rows))
-    assert same(seen, model(pixels, seen.label))
+    assert same(record, model(rows))
+    assert same(record, model(pixels, record.label))
     other = model(pixels, regions())
-    assert not torch.equal(other.label, seen.label)
-    assert not torch.allclose(other.pooled, seen.pooled)
+    assert not torch.equal(other.label, record.label)
+    assert not torch.allclose(other.pooled, record.pooled)
 
 
 def test_noise_is_of_training_alone() -> None:
@@ -162,13 +162,13 @@ def test_bfloat16_is_finite_forward_and_backward(train: bool) -> None:
     label[1] = label_of(torch.full((1, SIZE, SIZE), 4), CELL)
     pixels[1] = 0.5  # one colour
     with torch.autocast("cpu", torch.bfloat16):
-        seen = model(pixels, label)
-    loss = seen.pooled.float().square().sum() + sum(x.tokens.float().square().sum() for x in seen.stages)
+        record = model(pixels, label)
+    loss = record.pooled.float().square().sum() + sum(x.tokens.float().square().sum() for x in record.stages)
     loss.backward()
-    assert all(torch.isfinite(x).all() for x in real(seen))
+    assert all(torch.isfinite(x).all() for x in real(record))
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
     if not train:
-        torch.testing.assert_close(seen.pooled.float(), model(pixels, label).pooled, rtol=0.1, atol=0.2)
+        torch.testing.assert_close(record.pooled.float(), model(pixels, label).pooled, rtol=0.1, atol=0.2)
 
 
 # Segments
@@ -177,11 +177,11 @@ def test_bfloat16_is_finite_forward_and_backward(train: bool) -> None:
 def test_segments_are_nested_and_made_by_the_group_that_takes_most() -> None:
     model, pixels, label = cast(), images(), regions()
     with torch.no_grad():
-        seen = model(pixels, label)
-    maps = segments(seen)
+        record = model(pixels, label)
+    maps = segments(record)
     assert torch.equal(maps[0], label)
     for n in range(3):
-        for fine, coarse, weight in zip(maps, maps[1:], seen.weights, strict=False):
+        for fine, coarse, weight in zip(maps, maps[1:], record.weights, strict=False):
             parts = fine[n].unique().tolist()
             for part in parts:
                 of = coarse[n][fine[n] == part].unique().tolist()
@@ -216,8 +216,8 @@ def test_layers_can_be_computed_again_and_adapted() -> None:
     pixels = images()
     for model in (plain, saving):
         torch.manual_seed(3)
-        seen = model(pixels)
-        (seen.pooled.square().sum() + seen.stages[1].tokens.square().sum()).backward()
+        record = model(pixels)
+        (record.pooled.square().sum() + record.stages[1].tokens.square().sum()).backward()
     for (name, p), q in zip(plain.named_parameters(), saving.named_parameters(), strict=True):
         assert p.grad is not None, name
         torch.testing.assert_close(p.grad, q[1].grad)

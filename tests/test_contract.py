@@ -234,13 +234,13 @@ def assert_same_grads(a: Method, b: Method) -> None:
 def test_nothing_is_made_on_the_default_device(method: Method) -> None:
     # A user may set one; what is computed belongs where the inputs are.
     images, texts = batch()
-    found = [step(method, images, texts, CLOCK)]
+    results = [step(method, images, texts, CLOCK)]
     with torch.device("meta"):  # any tensor made here without a device would have no values
-        found.append(step(method, images, texts, CLOCK))
+        results.append(step(method, images, texts, CLOCK))
         step(method, images, texts, CLOCK, 3)
         with torch.no_grad():
             score = method.score(method.encode_images(images), method.encode_texts(texts))
-    assert found[0].keys() == found[1].keys()
-    for name, expected in found[0].items():
-        assert torch.equal(found[1][name], expected), name
+    assert results[0].keys() == results[1].keys()
+    for name, expected in results[0].items():
+        assert torch.equal(results[1][name], expected), name
     assert score.device.type == "cpu"

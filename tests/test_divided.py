@@ -100,8 +100,8 @@ def measured(pairwise: bool) -> dict[str, Any]:
     bad = complaint(lambda: encoded(pairwise, source(9, (0, 4, 8)), 0.2))
     none = complaint(lambda: encoded(pairwise, source(3, (0, 1, 2)), 1.0))
     error = complaint(lambda: encoded(pairwise, OneRefused(list(source().records))))
-    found = {"data": tuple(data), "few": tuple(few), "ranks": ranked}
-    return found | {"wrong": wrong, "bad": bad, "none": none, "error": error}
+    outcomes = {"data": tuple(data), "few": tuple(few), "ranks": ranked}
+    return outcomes | {"wrong": wrong, "bad": bad, "none": none, "error": error}
 
 
 class OneRefused(InMemory):
@@ -128,17 +128,17 @@ def worker(number: int, out: Path) -> None:
     start = f"file://{out}/start"
     dist.init_process_group("gloo", init_method=start, rank=number, world_size=WORLD, timeout=LIMIT)
     with divided():
-        found: dict[Any, Any] = {pairwise: measured(pairwise) for pairwise in (False, True)}
-        found |= shares()
+        outcomes: dict[Any, Any] = {pairwise: measured(pairwise) for pairwise in (False, True)}
+        outcomes |= shares()
     if rank() == 0:  # alone, as a callback does: the others do not take part
-        found |= {"alone": measured(True)}
-    torch.save(found, out / f"{number}.pt")
+        outcomes |= {"alone": measured(True)}
+    torch.save(outcomes, out / f"{number}.pt")
     dist.barrier()
     os._exit(0)  # as in test_two_ranks
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     out = tmp_path_factory.mktemp("divided")
     assert exit_codes(start_ranks(worker, WORLD, out)) == [0] * WORLD
     return [torch.load(io.BytesIO((out / f"{i}.pt").read_bytes()), weights_only=False) for i in range(WORLD)]
@@ -158,11 +158,11 @@ def require_equal(a: Any, b: Any) -> None:
 @pytest.mark.parametrize("pairwise", [False, True])
 @pytest.mark.parametrize("what", ["data", "few", "ranks"])
 def test_each_process_gets_what_one_alone_gets(
-    found: list[dict[Any, Any]], pairwise: bool, what: str
+    outcomes: list[dict[Any, Any]], pairwise: bool, what: str
 ) -> None:
     """Rows, names, captions, counts of damage and of cut texts; two samples leave a process without any."""
     alone = measured(pairwise)
-    for one in found:
+    for one in outcomes:
         require_equal(one[pairwise][what], alone[what])
     if what == "ranks":
         assert all(bool(way.tied.any()) for way in alone[what])
@@ -170,8 +170,8 @@ def test_each_process_gets_what_one_alone_gets(
 
 
 @pytest.mark.parametrize("pairwise", [False, True])
-def test_every_process_refuses_what_one_alone_refuses(found: list[dict[Any, Any]], pairwise: bool) -> None:
-    for one in found:
+def test_every_process_refuses_what_one_alone_refuses(outcomes: list[dict[Any, Any]], pairwise: bool) -> None:
+    for one in outcomes:
         answer = one[pairwise]
         assert answer["wrong"].startswith("1 of ")
         assert answer["bad"].startswith("at least 3 of 9 samples in memory:test are corrupt; allowed are 20%")
@@ -197,18 +197,18 @@ def test_ids_of_no_text_are_whole_numbers() -> None:
     assert numbered(nothing, []).image.dtype == torch.int64
 
 
-def test_rows_of_others_arrive_however_they_lie_in_memory(found: list[dict[Any, Any]]) -> None:
+def test_rows_of_others_arrive_however_they_lie_in_memory(outcomes: list[dict[Any, Any]]) -> None:
     rows = torch.arange(60.0).view(1, 3, 4, 5).transpose(1, 2)
-    for one in found:
+    for one in outcomes:
         require_equal(one["rows"], [rows + number for number in range(WORLD)])
 
 
-def test_buffers_are_those_of_the_first_process(found: list[dict[Any, Any]]) -> None:
-    assert [one["mean"].tolist() for one in found] == [[0.0, 0.0]] * WORLD
+def test_buffers_are_those_of_the_first_process(outcomes: list[dict[Any, Any]]) -> None:
+    assert [one["mean"].tolist() for one in outcomes] == [[0.0, 0.0]] * WORLD
 
 
-def test_outside_the_first_process_measures_without_the_others(found: list[dict[Any, Any]]) -> None:
-    require_equal(found[0]["alone"]["ranks"], measured(True)["ranks"])
+def test_outside_the_first_process_measures_without_the_others(outcomes: list[dict[Any, Any]]) -> None:
+    require_equal(outcomes[0]["alone"]["ranks"], measured(True)["ranks"])
 
 
 def test_the_work_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,12 +69,12 @@ def mlp(layers: nn.Sequential, x: Tensor) -> Tensor:
     return linear(last, gelu(linear(first, x)))  # type: ignore[arg-type]
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, seen: Callable[[int, int], bool]) -> Tensor:
+def attended(q: Tensor, k: Tensor, v: Tensor, record: Callable[[int, int], bool]) -> Tensor:
     """q [n, c], k and v [L, c] -> [n, c], by sums over single tokens."""
     q, k, v = q.detach(), k.detach(), v.detach()
     out = torch.zeros_like(q)
     for i in range(len(q)):
-        places = [j for j in range(len(k)) if seen(i, j)]
+        places = [j for j in range(len(k)) if record(i, j)]
         fits = [math.exp(float(q[i] @ k[j]) / math.sqrt(q.shape[1])) for j in places]
         for fit, j in zip(fits, places, strict=True):
             out[i] += fit / sum(fits) * v[j]

@@ -97,24 +97,24 @@ def test_one_step_leaves_the_first_twenty_bit_for_bit_and_moves_the_others(
     place, table = checkpoint
     method: Any = begun(place, context=48, stretch="keep", frozen_positions=KEEP).method().train()
     wanted = to_context(table, 48, "keep")
-    held: Any = method.get_submodule(TABLE)
-    assert torch.equal(held.weight, wanted)
+    content: Any = method.get_submodule(TABLE)
+    assert torch.equal(content.weight, wanted)
     optimizer = build_optimizer(method, OptimizerConfig.model_validate(ADAMW))
     step(method, *batch(), CLOCK)
     optimizer.step()
-    assert torch.equal(held.weight[:KEEP], table[:KEEP])
-    assert (held.weight[KEEP:] != wanted[KEEP:]).any(1).all()
+    assert torch.equal(content.weight[:KEEP], table[:KEEP])
+    assert (content.weight[KEEP:] != wanted[KEEP:]).any(1).all()
     assert f"{TABLE}.frozen" not in dict(method.named_parameters())
 
 
 def test_the_others_get_the_gradients_of_one_table(checkpoint: tuple[Path, Tensor]) -> None:
-    held: Any = begun(checkpoint[0], context=48, frozen_positions=KEEP).method()
+    content: Any = begun(checkpoint[0], context=48, frozen_positions=KEEP).method()
     one: Any = begun(checkpoint[0], context=48).method()
-    for method in (held, one):
+    for method in (content, one):
         torch.manual_seed(0)
         step(method, *batch(), CLOCK)
     plain = dict(one.named_parameters())
-    for name, p in held.named_parameters():
+    for name, p in content.named_parameters():
         if name == f"{TABLE}.learnt":
             torch.testing.assert_close(p.grad, plain[f"{TABLE}.weight"].grad[KEEP:])
             assert p.grad.abs().sum() > 0

@@ -19,13 +19,13 @@ CLOSE = 1e-6
 
 
 def cases(name: str) -> list[Any]:
-    found = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))["cases"]
-    return [pytest.param(case, id=case["name"]) for case in found]
+    result = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))["cases"]
+    return [pytest.param(case, id=case["name"]) for case in result]
 
 
-def agree(mine: Tensor | list[float], published: list[float]) -> None:
-    found, wanted = torch.as_tensor(mine).to(FLOAT), torch.tensor(published, dtype=FLOAT)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSE * float(wanted.abs().max()) + 1e-12)
+def agree(ours: Tensor | list[float], published: list[float]) -> None:
+    result, wanted = torch.as_tensor(ours).to(FLOAT), torch.tensor(published, dtype=FLOAT)
+    torch.testing.assert_close(result, wanted, rtol=0, atol=CLOSE * float(wanted.abs().max()) + 1e-12)
 
 
 def waves(x: Tensor) -> list[float]:
@@ -36,33 +36,35 @@ def waves(x: Tensor) -> list[float]:
     return [float(flat.norm()), float(flat @ torch.cos(torch.arange(len(flat), dtype=FLOAT)))]
 
 
-def ramps(found: Outcome, fields: Case) -> dict[str, list[float]]:
+def ramps(result: Outcome, fields: Case) -> dict[str, list[float]]:
     """The sums of ramp.json."""
-    flat = [x.detach().flatten() for x in found.gradients]
+    flat = [x.detach().flatten() for x in result.gradients]
     out = {
-        "value": found.value.flatten()[: len(fields["value"])].tolist(),
-        "sum": [float(found.value.sum())],
+        "value": result.value.flatten()[: len(fields["value"])].tolist(),
+        "sum": [float(result.value.sum())],
         "grad_norm": [float(x.norm()) for x in flat],
         "grad_checksum": [float(x @ torch.linspace(0, 1, len(x), dtype=FLOAT)) for x in flat],
     }
-    return out if found.soft is None else out | {"soft": found.soft.flatten()[: len(fields["soft"])].tolist()}
+    return (
+        out if result.soft is None else out | {"soft": result.soft.flatten()[: len(fields["soft"])].tolist()}
+    )
 
 
 @pytest.mark.parametrize("case", cases("cosine"))
 def test_values_and_gradients_are_those_of_published_code(case: Case) -> None:
-    found = CASES[case["case"]](case["inputs"])
-    agree(waves(found.value), case["value"])
-    assert len(found.gradients) == len(case["gradients"])
-    for mine, published in zip(found.gradients, case["gradients"], strict=True):
-        agree(waves(mine), published)
+    result = CASES[case["case"]](case["inputs"])
+    agree(waves(result.value), case["value"])
+    assert len(result.gradients) == len(case["gradients"])
+    for ours, published in zip(result.gradients, case["gradients"], strict=True):
+        agree(waves(ours), published)
 
 
 @pytest.mark.parametrize("case", cases("ramp"))
 def test_values_and_checksums_are_those_of_published_code(case: Case) -> None:
     expected = case["expected"]
-    found = ramps(CASES[case["case"]](case["inputs"]), expected)
+    result = ramps(CASES[case["case"]](case["inputs"]), expected)
     for field, published in expected.items():
-        agree(found[field], published)
+        agree(result[field], published)
 
 
 class Drawn(TorchFunctionMode):
@@ -85,19 +87,21 @@ def test_on_a_gpu_they_are_those_of_published_code(case: Case) -> None:
     if "noise" in inputs:
         pytest.skip("the noise of this case is that of the CPU")
     with torch.device("cuda"), Drawn():
-        found = CASES[case["case"]](inputs)
-    found = Outcome(*(tree_map_only(Tensor, Tensor.cpu, x) for x in found))
+        result = CASES[case["case"]](inputs)
+    result = Outcome(*(tree_map_only(Tensor, Tensor.cpu, x) for x in result))
     if "expected" in case:
-        sums = ramps(found, case["expected"])
+        sums = ramps(result, case["expected"])
         pairs = [(sums[field], published) for field, published in case["expected"].items()]
     else:
         pairs = [
             *zip(
-                map(waves, (found.value, *found.gradients)), (case["value"], *case["gradients"]), strict=True
+                map(waves, (result.value, *result.gradients)),
+                (case["value"], *case["gradients"]),
+                strict=True,
             )
         ]
-    for mine, published in pairs:
-        agree(mine, published)
+    for ours, published in pairs:
+        agree(ours, published)
 
 
 # Methods without published code: loops in float64
@@ -119,12 +123,12 @@ def siglip_loop(batch: Several, by: list[Tensor], scale: float, bias: float) -> 
 def late_loop(batch: Several, by: list[Tensor], sharpness: float) -> list[list[Tensor]]:
     """The score of every image with every text: the mean over parts of what they find softly."""
     table = []
-    for tokens, seen in zip(F.normalize(by[1], dim=-1), batch.seen, strict=True):
+    for tokens, record in zip(F.normalize(by[1], dim=-1), batch.real_tokens, strict=True):
         row = []
-        for parts, told in zip(F.normalize(by[3], dim=-1), batch.told, strict=True):
+        for parts, report in zip(F.normalize(by[3], dim=-1), batch.real_parts, strict=True):
             finds = []
-            for part in parts[told]:
-                cosine = torch.stack([token @ part for token in tokens[seen]])
+            for part in parts[report]:
+                cosine = torch.stack([token @ part for token in tokens[record]])
                 weight = (sharpness * cosine).exp()
                 finds.append((weight * cosine).sum() / weight.sum())
             row.append(torch.stack(finds).mean())
@@ -138,9 +142,9 @@ def both_ways_loop(batch: Several, scores: list[list[Tensor]], scale: float) -> 
     rows = [i for i, x in enumerate(image) if x >= 0]
     columns = [j for j, x in enumerate(batch.item.tolist()) if x >= 0]
     halves = []
-    for mine, others, flipped in ((rows, columns, False), (columns, rows, True)):
+    for ours, others, flipped in ((rows, columns, False), (columns, rows, True)):
         losses = []
-        for a in mine:
+        for a in ours:
             logits = {b: scale * (scores[b][a] if flipped else scores[a][b]) for b in others}
             own = [b for b in others if (image[b] == owner[a] if flipped else owner[b] == image[a])]
             if own:
@@ -175,7 +179,7 @@ def test_several_texts_of_an_image_are_compared_as_loops_compare_them(
     by = [x.clone().requires_grad_() for x in (batch.images, batch.tokens, batch.texts, batch.parts)]
     slow = LOOPS[method](batch, by, **model)
     wanted = torch.autograd.grad(slow, by, materialize_grads=True, allow_unused=True)
-    found = CASES["several"](case)
-    agree(found.value.flatten(), [float(slow.detach())])
-    for mine, slowly in zip(found.gradients, wanted, strict=True):
-        agree(mine.flatten(), slowly.flatten().tolist())
+    result = CASES["several"](case)
+    agree(result.value.flatten(), [float(slow.detach())])
+    for ours, slowly in zip(result.gradients, wanted, strict=True):
+        agree(ours.flatten(), slowly.flatten().tolist())

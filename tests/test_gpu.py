@@ -62,23 +62,23 @@ def gradients(method: Method) -> dict[str, Tensor]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_step_has_the_loss_and_the_gradients_of_the_cpu(case: str, chunked: bool) -> None:
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         method, images, texts = prepared(case, device)
         terms = step(method, images, texts, CLOCK, 3 if chunked else None)
-        found.append(({name: term.cpu() for name, term in terms.items()}, gradients(method)))
-    for on_cpu, on_gpu in zip(*found, strict=True):
+        results.append(({name: term.cpu() for name, term in terms.items()}, gradients(method)))
+    for on_cpu, on_gpu in zip(*results, strict=True):
         torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-6, atol=1e-8, check_dtype=False)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_the_cpu(case: str) -> None:
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         method, images, texts = prepared(case, device)
         with torch.no_grad():
-            found.append(method.score(method.encode_images(images), method.encode_texts(texts)).cpu())
-    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-8)
+            results.append(method.score(method.encode_images(images), method.encode_texts(texts)).cpu())
+    torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("kind", ["kmeans", "grid"])
@@ -88,8 +88,8 @@ def test_superpixels_are_those_of_the_cpu_and_wait_for_nothing(kind: str) -> Non
     expected = here(pixels)
     here(there)  # tables are copied on first use
     with unwaited():
-        found = here(there)
-    assert (found.cpu() == expected).float().mean() > 0.99  # ties of float32 aside, and pieces cut by them
+        result = here(there)
+    assert (result.cpu() == expected).float().mean() > 0.99  # ties of float32 aside, and pieces cut by them
 
 
 def test_many_images_take_the_same_superpixels_as_few() -> None:
@@ -178,10 +178,10 @@ def test_losses_over_inner_products_are_near_and_the_same_bits_in_each_run(
         loss = sum(((i + 1) * mean.total / mean.number for i, mean in enumerate(means)), v.new_zeros(()))
         return [loss.detach(), *torch.autograd.grad(loss, sides)]
 
-    found, again = once(True), once(True)
+    result, again = once(True), once(True)
     assert not launch._refused
-    assert all(map(torch.equal, found, again))
-    for a, b in zip(found, once(False), strict=True):
+    assert all(map(torch.equal, result, again))
+    for a, b in zip(result, once(False), strict=True):
         assert float((a - b).norm()) <= 1e-2 * float(b.norm())
 
 
@@ -196,9 +196,9 @@ def test_the_loss_over_a_vocabulary_is_near_and_the_same_bits_in_each_run() -> N
             loss = vocabulary_loss(*sides, target.to(device))
         return [x.detach().cpu() for x in (loss.total, *torch.autograd.grad(loss.total, sides))]
 
-    found, again = once("cuda", True), once("cuda", True)
-    assert all(map(torch.equal, found, again))
-    for a, b in zip(found, once("cpu", False), strict=True):
+    result, again = once("cuda", True), once("cuda", True)
+    assert all(map(torch.equal, result, again))
+    for a, b in zip(result, once("cpu", False), strict=True):
         assert float((a - b).norm()) <= 1e-2 * float(b.norm())
 
 
@@ -207,15 +207,15 @@ def test_superpixels_by_a_kernel_are_those_by_products() -> None:
     from grainline.kernels.kmeans import connect
 
     pixels = (255 * pixels).to(torch.uint8)
-    expected, found = superpixels._by_products(pixels, 16, 10.0, 10), kmeans(pixels, 16)
+    expected, result = superpixels._by_products(pixels, 16, 10.0, 10), kmeans(pixels, 16)
     assert not launch._refused
     fit = superpixels._fit(pixels, 16, 10.0, 10)
     label = superpixels.hard(fit, 16)
     one_piece = superpixels.connected(label.cpu(), fit.cpu(), 16)
     connect(label, fit, 16)
     assert torch.equal(label.cpu(), one_piece)
-    assert torch.equal(found, kmeans(pixels, 16))
-    same = (found == expected).double().mean()
+    assert torch.equal(result, kmeans(pixels, 16))
+    same = (result == expected).double().mean()
     assert float(same) > 0.995  # others are as near, but for rounding, and pieces are cut by them
 
 
@@ -225,6 +225,6 @@ def test_a_step_in_low_precision_is_near_that_of_float64(dtype: torch.dtype) -> 
     with torch.no_grad():
         expected = Objective(method)(images, texts, CLOCK).total
         method, images = method.float(), images._replace(pixels=images.pixels.float())
-        found = Objective(method, dtype)(images, texts, CLOCK).total
+        result = Objective(method, dtype)(images, texts, CLOCK).total
     near = 1e-4 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(found, expected, rtol=near, atol=near, check_dtype=False)
+    torch.testing.assert_close(result, expected, rtol=near, atol=near, check_dtype=False)

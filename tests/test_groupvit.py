@@ -40,7 +40,7 @@ def grouped(name: str = "clip", noise: float = 0.0) -> Method:
     return method("groupvit", name, noise)
 
 
-def seen(made: Method, number: int = 3) -> Images:
+def images_of(made: Method, number: int = 3) -> Images:
     torch.manual_seed(1)
     return Images(images(made.size, number), torch.arange(number))
 
@@ -76,7 +76,7 @@ def test_a_pixel_belongs_to_the_group_that_the_library_says(saved: tuple[Path, A
 def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
     made = grouped(name)
     assert made.has_layout
-    images = made.encode_images(seen(made, 2))
+    images = made.encode_images(images_of(made, 2))
     assert images.places.shape == (2, made.size, made.size)
     assert not made.averaged, "the heads have two layers each"
     heat = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
@@ -84,14 +84,14 @@ def test_heat_of_a_group_lies_on_its_pixels(name: str) -> None:
     for row in range(2):
         assert torch.equal(place_map[row], heat[row][images.places[row].long()])
     made.train()
-    assert made.encode_images(seen(made, 2)).places is None
+    assert made.encode_images(images_of(made, 2)).places is None
 
 
 @torch.no_grad()
 def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
     made: Any = grouped("flair")
-    (result,) = made.towers.segmentations(seen(made))
-    assert torch.equal(result, made.encode_images(seen(made)).places.long())
+    (result,) = made.towers.segmentations(images_of(made))
+    assert torch.equal(result, made.encode_images(images_of(made)).places.long())
     description = Description("flair", method_config("flair", TINY, "test"))
     square = Image.effect_noise((made.size, made.size), 80).convert("RGB")
     photo = Photo("a", square, square, Box(0, 0, made.size, made.size))
@@ -102,7 +102,7 @@ def test_groups_are_shown_as_the_segments_of_one_stage() -> None:
 @torch.no_grad()
 def test_a_frozen_groupvit_stays_in_evaluation_mode() -> None:
     made: Any = grouped(noise=0.5)
-    pixels = seen(made).pixels
+    pixels = images_of(made).pixels
     before = made.towers.image(pixels)
     made.train()
     assert torch.equal(made.towers.image(pixels).pooled, before.pooled)  # without noise where it learns, too
@@ -121,7 +121,7 @@ def test_a_frozen_groupvit_stays_in_evaluation_mode() -> None:
 def test_a_groupvit_that_learns_has_gradients_everywhere_and_no_noise() -> None:
     made: Any = grouped(noise=0.5)
     train_mode(made)
-    made.towers.image(seen(made).pixels).pooled.square().sum().backward()
+    made.towers.image(images_of(made).pixels).pooled.square().sum().backward()
     assert not any(module.training for module in made.towers.image.model.modules())
     still = [
         name for name, p in made.towers.image.named_parameters() if p.grad is None or not p.grad.abs().sum()
@@ -161,7 +161,7 @@ def clip_of(folder: Path) -> tuple[Any, Any, torch.Tensor]:
     made: Any = start(
         Description("clip", method_config("clip", {"pretrained": str(folder)}, "test"))
     ).method()
-    images = seen(made)
+    images = images_of(made)
     return made, images, (images.pixels / 255 - made.towers.image.mean) / made.towers.image.spread
 
 

@@ -34,7 +34,7 @@ TWO = [
 near = dict(atol=1e-5, rtol=0.0)
 
 
-def found(x: Tensor, threshold: float, **how: Any) -> Principal:
+def principal_of(x: Tensor, threshold: float, **how: Any) -> Principal:
     return principal_part(x, torch.ones(len(x), dtype=torch.bool), threshold, **how)
 
 
@@ -68,8 +68,10 @@ def himo(**values: Any) -> HiMo:
 def terms(images: Tensor, texts: Tensor, **values: Any) -> dict[str, float]:
     """The summands of the loss, with their weights; facts are left out."""
     pair = Pair(side(images), side(texts))
-    told = himo(**values).loss(pair, pair, CLOCK)
-    return {k: float((t.weight * ddp_mean(t.mean)).detach()) for k, t in told.items() if t.weight is not None}
+    report = himo(**values).loss(pair, pair, CLOCK)
+    return {
+        k: float((t.weight * ddp_mean(t.mean)).detach()) for k, t in report.items() if t.weight is not None
+    }
 
 
 def whole(**values: Any) -> float:
@@ -82,15 +84,15 @@ def component(**values: Any) -> float:
 
 @pytest.mark.parametrize(("threshold", "m"), [(0.6, 1), (0.7, 2), (0.9, 2), (0.99, 3), (1.0, 3)])
 def test_the_fewest_components_that_explain_the_share_stay(threshold: float, m: int) -> None:
-    told = found(U, threshold)
-    assert told.components.tolist() == [m]
+    report = principal_of(U, threshold)
+    assert report.components.tolist() == [m]
     share = [0.658228, 0.987342, 1.0][m - 1]
-    torch.testing.assert_close(told.share, torch.tensor([share], dtype=F64), **near)
+    torch.testing.assert_close(report.share, torch.tensor([share], dtype=F64), **near)
 
 
 @pytest.mark.parametrize(("threshold", "expected"), [(0.6, ONE), (0.9, TWO)])
 def test_principal_parts(threshold: float, expected: list[list[float]]) -> None:
-    torch.testing.assert_close(found(U, threshold).rows, torch.tensor(expected, dtype=F64), **near)
+    torch.testing.assert_close(principal_of(U, threshold).rows, torch.tensor(expected, dtype=F64), **near)
 
 
 def test_gradient_with_two_components() -> None:
@@ -105,7 +107,7 @@ def test_gradient_with_two_components() -> None:
 
 def gradient(x: Tensor, threshold: float, **how: Any) -> Tensor:
     x = x.clone().requires_grad_()
-    (found(x, threshold, **how).rows * G).sum().backward()
+    (principal_of(x, threshold, **how).rows * G).sum().backward()
     assert x.grad is not None
     return x.grad
 
@@ -116,7 +118,7 @@ def test_value_and_gradient_are_those_of_an_svd(shape: tuple[int, int], detach: 
     x, g = torch.randn(shape, dtype=F64), torch.randn(shape, dtype=F64)
     for threshold in (0.3, 0.6, 0.9):
         ours, slow = x.clone().requires_grad_(), x.clone().requires_grad_()
-        a, b = found(ours, threshold, detach_basis=detach).rows, by_svd(slow, threshold, detach)
+        a, b = principal_of(ours, threshold, detach_basis=detach).rows, by_svd(slow, threshold, detach)
         torch.testing.assert_close(a, b)
         (a * g).sum().backward()
         (b * g).sum().backward()
@@ -137,7 +139,7 @@ def test_single_precision_is_near_double_in_value_and_gradient() -> None:
     results = []
     for kind in (torch.float32, F64):
         y = x.to(kind, copy=True).requires_grad_()
-        part = found(y, 0.9).rows
+        part = principal_of(y, 0.9).rows
         (part * g.to(kind)).sum().backward()
         results.append((part.detach().double(), y.grad.double()))
     (a, da), (b, db) = results
@@ -150,24 +152,24 @@ def test_small_components_are_distinguished_from_the_rounding_of_large_ones() ->
     a, b = (torch.linalg.qr(torch.randn(n, 5, dtype=F64))[0] for n in (40, 5))
     a = torch.linalg.qr(a - a.mean(0))[0]  # columns that are centred already
     x = ((a * sizes) @ b.T).float()
-    told = found(x, 1 - 7e-7)
-    assert told.components.tolist() == [3]
-    torch.testing.assert_close(told.rows.double(), by_svd(x.double(), 1 - 7e-7), atol=1e-6, rtol=0.0)
+    report = principal_of(x, 1 - 7e-7)
+    assert report.components.tolist() == [3]
+    torch.testing.assert_close(report.rows.double(), by_svd(x.double(), 1 - 7e-7), atol=1e-6, rtol=0.0)
 
 
 def test_groups_are_slices_of_the_real_rows_wherever_padding_stands() -> None:
     both = torch.cat([U, U[:, [1, 2, 0]]])
-    local = found(both, 0.7, group=4)
+    local = principal_of(both, 0.7, group=4)
     assert local.components.tolist() == [2, 2]
     assert local.size.tolist() == [4, 4]
     torch.testing.assert_close(local.rows[:4], torch.tensor(TWO, dtype=F64), **near)
     torch.testing.assert_close(local.rows[4:], local.rows[:4][:, [1, 2, 0]])
-    one = found(both, 0.7)
+    one = principal_of(both, 0.7)
     assert one.components.tolist() == [2]
     first = torch.tensor([1.084976, 0.065755, 0.084976], dtype=F64)
     torch.testing.assert_close(one.rows[0], first, **near)
     assert float(one.share) == pytest.approx(0.981322, abs=1e-6)
-    assert float(found(both, 0.5).share) == pytest.approx(0.598240, abs=1e-6)
+    assert float(principal_of(both, 0.5).share) == pytest.approx(0.598240, abs=1e-6)
     places = torch.tensor([0, 2, 3, 4, 6, 7, 8, 9])
     gappy, real = torch.full((10, 3), 7.0, dtype=F64), torch.zeros(10, dtype=torch.bool)
     gappy[places], real[places] = both, True
@@ -195,7 +197,7 @@ DEGENERATE = {
 @pytest.mark.parametrize("threshold", [0.5, 0.9, 1.0])
 def test_degenerate_batches_are_finite_both_ways(name: str, kind: torch.dtype, threshold: float) -> None:
     x = DEGENERATE[name].to(kind, copy=True).requires_grad_()
-    part = found(x, threshold).rows
+    part = principal_of(x, threshold).rows
     (part * torch.randn_like(part)).sum().backward()
     assert bool(part.isfinite().all())
     assert x.grad is not None
@@ -208,26 +210,26 @@ def test_degenerate_batches_are_finite_both_ways(name: str, kind: torch.dtype, t
 
 def test_gradient_of_an_alike_batch_is_that_of_the_identity() -> None:
     x = U[:1].repeat(3, 1).requires_grad_()
-    (found(x, 0.9).rows * G[:3]).sum().backward()
+    (principal_of(x, 0.9).rows * G[:3]).sum().backward()
     assert torch.equal(x.grad, G[:3])
 
 
 def test_repeated_texts_have_the_gradient_of_finite_differences() -> None:
     x = REPEATED.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: found(x, 0.5).rows, (x,))
+    assert torch.autograd.gradcheck(lambda x: principal_of(x, 0.5).rows, (x,))
 
 
 def test_what_is_not_finite_stays_so_without_an_exception() -> None:
     x = torch.randn(4, 3)
     x[1, 1] = torch.nan
-    assert bool(found(x, 0.9).rows.isnan().any())
+    assert bool(principal_of(x, 0.9).rows.isnan().any())
 
 
 def test_no_half_precision_inside_autocast() -> None:
     x = torch.randn(8, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = found(x, 0.7).rows
-    assert torch.equal(inside, found(x, 0.7).rows)
+        inside = principal_of(x, 0.7).rows
+    assert torch.equal(inside, principal_of(x, 0.7).rows)
 
 
 def test_losses_of_the_specification() -> None:
@@ -265,8 +267,8 @@ def test_with_constant_keys_a_vector_learns_as_a_query_only() -> None:
     for constant in (False, True):
         texts = U.clone().requires_grad_()
         pair = Pair(side(V), side(texts))
-        told = himo(component=0.0, detach_keys=constant).loss(pair, pair, CLOCK)
-        total_of(told).backward()
+        report = himo(component=0.0, detach_keys=constant).loss(pair, pair, CLOCK)
+        total_of(report).backward()
         assert texts.grad is not None
         by[constant] = texts.grad
     full = torch.tensor([-0.858868, -0.663704, 0.132248], dtype=F64)
@@ -278,8 +280,8 @@ def test_with_constant_keys_a_vector_learns_as_a_query_only() -> None:
     assert float(cosine) == pytest.approx(0.438464, abs=1e-5)
 
 
-def total_of(told: dict[str, Term]) -> Tensor:
-    return torch.stack([t.weight * ddp_mean(t.mean) for t in told.values() if t.weight is not None]).sum()
+def total_of(report: dict[str, Term]) -> Tensor:
+    return torch.stack([t.weight * ddp_mean(t.mean) for t in report.values() if t.weight is not None]).sum()
 
 
 def test_both_sides_are_projected_onto_bases_of_their_own() -> None:
@@ -287,10 +289,10 @@ def test_both_sides_are_projected_onto_bases_of_their_own() -> None:
     both, one = (
         sum(terms(a, b, whole=0.0, sides=sides, threshold=0.7).values()) for sides in ("both", "texts")
     )
-    for told, first in ((both, by_svd(a, 0.7)), (one, a)):
+    for report, first in ((both, by_svd(a, 0.7)), (one, a)):
         s = 10.0 * first @ by_svd(b, 0.7).T
         slow = sum(F.cross_entropy(x, torch.arange(6)) for x in (s, s.T)) / 2
-        assert told == pytest.approx(float(slow))
+        assert report == pytest.approx(float(slow))
     assert abs(both - one) > 1e-3
 
 
@@ -303,14 +305,14 @@ def test_a_foil_has_no_part_in_the_basis_nor_in_the_loss_over_principal_parts() 
         method = himo(**{"component": 0.0, "whole": 0.0} | {part: 1.0})
         pair = Pair(side(V), with_foil)
         a, b = Pair(side(V), side(U)), pair
-        told = [float(total_of(method.loss(x, x, CLOCK)).detach()) for x in (a, b)]
-        assert (abs(told[0] - told[1]) > 1e-6) == changes
+        reports = [float(total_of(method.loss(x, x, CLOCK)).detach()) for x in (a, b)]
+        assert (abs(reports[0] - reports[1]) > 1e-6) == changes
 
 
 def test_facts_of_a_batch() -> None:
     pair = Pair(side(V), side(U))
-    told = himo(threshold=0.9).loss(pair, pair, CLOCK)
-    facts = {name: float(ddp_mean(t.mean)) for name, t in told.items() if t.weight is None}
+    report = himo(threshold=0.9).loss(pair, pair, CLOCK)
+    facts = {name: float(ddp_mean(t.mean)) for name, t in report.items() if t.weight is None}
     assert facts["components"] == 2
     assert facts["variance kept"] == pytest.approx(0.987342, abs=1e-5)
     assert facts["scale"] == pytest.approx(10.0)

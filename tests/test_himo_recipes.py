@@ -53,9 +53,9 @@ def test_ablations_differ_from_the_official_preset_in_what_they_say() -> None:
     assert there == set(ABLATIONS)
     official = read_recipe("himo/official", [])
     for name, changes in ABLATIONS.items():
-        found = read_recipe(f"himo/ablations/{name}", [])
-        assert found.model == official.model | changes
-        assert (found.data, found.train) == (official.data, official.train)
+        result = read_recipe(f"himo/ablations/{name}", [])
+        assert result.model == official.model | changes
+        assert (result.data, result.train) == (official.data, official.train)
 
 
 def test_a_run_from_an_openai_file_keeps_its_first_positions_and_frees_its_scale(tmp_path: Path) -> None:

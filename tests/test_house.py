@@ -24,16 +24,16 @@ def package(folder: Path, **files: str) -> Path:
 
 def test_lines_and_files_are_counted(tmp_path: Path) -> None:
     text = '"""A file.\n\nMore.\n"""\n\n# why\nx = [  # why\n\n    1,\n]\n'
-    found = house.measure(package(tmp_path, low__a=text, low__deep__c="x = 1\n"))
-    assert found.folders == {".": (5, 8, 11), "low": (4, 8, 11), "low/deep": (2, 1, 1)}
-    assert (found.numbers["code lines"], found.numbers["lines"], found.numbers["test lines"]) == (8, 11, 0)
+    result = house.measure(package(tmp_path, low__a=text, low__deep__c="x = 1\n"))
+    assert result.folders == {".": (5, 8, 11), "low": (4, 8, 11), "low/deep": (2, 1, 1)}
+    assert (result.numbers["code lines"], result.numbers["lines"], result.numbers["test lines"]) == (8, 11, 0)
 
 
 def test_names_that_occur_twice_in_a_folder_or_the_package_are_detected(tmp_path: Path) -> None:
-    found = house.measure(package(tmp_path, low__a="", low__deep__a="", low__b="", middle__b="", high=""))
-    assert found.twice == {"low": ["a"], "middle": []}
-    assert found.shared == {"a": ["low/a.py", "low/deep/a.py"], "b": ["low/b.py", "middle/b.py"]}
-    assert (found.numbers["names twice in a folder"], found.numbers["shared names"]) == (1, 2)
+    result = house.measure(package(tmp_path, low__a="", low__deep__a="", low__b="", middle__b="", high=""))
+    assert result.twice == {"low": ["a"], "middle": []}
+    assert result.shared == {"a": ["low/a.py", "low/deep/a.py"], "b": ["low/b.py", "middle/b.py"]}
+    assert (result.numbers["names twice in a folder"], result.numbers["shared names"]) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_names_that_occur_twice_in_a_folder_or_the_package_are_detected(tmp_path
     ],
 )
 def test_what_a_file_imports_is_its_fan_out(line: str, modules: set[str], tmp_path: Path) -> None:
-    found = house.measure(package(tmp_path, low__b="", low__c="", high=line))
-    assert found.imports["grainline.high"] == modules
-    assert found.numbers["fan-out"] == len(modules)
+    result = house.measure(package(tmp_path, low__b="", low__c="", high=line))
+    assert result.imports["grainline.high"] == modules
+    assert result.numbers["fan-out"] == len(modules)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_no_limit_ever_rose_without_a_grant() -> None:
 
 
 def test_this_repository_keeps_its_limits() -> None:
-    found = house.measure(CHECKOUT)
-    assert set(found.numbers) == set(house.LIMITS)
-    over = {name: number for name, number in found.numbers.items() if number > house.LIMITS[name]}
+    result = house.measure(CHECKOUT)
+    assert set(result.numbers) == set(house.LIMITS)
+    over = {name: number for name, number in result.numbers.items() if number > house.LIMITS[name]}
     assert not over, "take something away, or add a row to GRANTS"
-    assert all(name in house.table(found) for name in house.LIMITS)
+    assert all(name in house.table(result) for name in house.LIMITS)

@@ -32,16 +32,19 @@ def alike(method: Any, number: int, spread: float, dtype: torch.dtype) -> tuple[
     selector = method.selector
     image = torch.randn(selector.number + 2, selector.width, generator=g)
     text = torch.randn(5, selector.width, generator=g)
-    seen, told = (
+    record, report = (
         (one + spread * torch.randn(number, *one.shape, generator=g)).to(dtype).requires_grad_()
         for one in (image, text)
     )
-    patches, cls, description = seen[:, :-2], seen[:, -2], seen[:, -1]  # only SEPS reads the last
+    patches, cls, description = record[:, :-2], record[:, -2], record[:, -1]  # only SEPS reads the last
     real = torch.ones(number, selector.number, dtype=torch.bool)
     extra = SelectionExtra(cls, real[:, 0], patch_words.unit(description))
     ids, words = torch.arange(number), torch.ones(number, 5, dtype=torch.bool)
     images = Encoded(patch_words.summary(patches, real), patches, real, ids, ids, extra)
-    return Pair(images, Encoded(patch_words.summary(told, words), told, words, ids, ids)), (seen, told)
+    return Pair(images, Encoded(patch_words.summary(report, words), report, words, ids, ids)), (
+        record,
+        report,
+    )
 
 
 def dense(method: Any, images: Encoded, texts: Encoded) -> Tensor:
@@ -116,9 +119,9 @@ def test_pairs_far_from_the_hardest_are_scored_once(hardest: bool, monkeypatch: 
     again: list[int] = []
     pairs = scoring.pairs
 
-    def counted(selector: Any, seen: Any, told: Any, of: tuple[Tensor, Tensor], decide: Any) -> Tensor:
+    def counted(selector: Any, record: Any, report: Any, of: tuple[Tensor, Tensor], decide: Any) -> Tensor:
         again.append(len(of[0]))
-        return pairs(selector, seen, told, of, decide)
+        return pairs(selector, record, report, of, decide)
 
     monkeypatch.setattr(scoring, "pairs", counted)
     monkeypatch.setattr(scoring, "DENSE_FROM", 1.0)

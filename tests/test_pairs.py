@@ -95,17 +95,17 @@ def test_tiles_are_the_whole_matrix(loss: Any, scale: float, dtype: torch.dtype,
 @pytest.mark.parametrize("loss", LOSSES, ids=NAMES)
 def test_any_differentiable_score_has_its_gradients_shared_parameters_included(loss: Any) -> None:
     tokens, words = torch.randn(10, 4, 3), torch.randn(8, 2, 3)
-    seen, told = torch.rand(10, 4) > 0.3, torch.rand(8, 2) > 0.3
-    seen[:, 0] = told[:, 0] = True
+    record, report = torch.rand(10, 4) > 0.3, torch.rand(8, 2) > 0.3
+    record[:, 0] = report[:, 0] = True
     matrix = torch.randn(3, 3)
     learnt = [x.double().requires_grad_() for x in (tokens, words, matrix)]
     blocks = PairMatrix(keys_of(10, 1), keys_of(8, 1), 1.0, 0.5)
 
     def fast(tokens: Tensor, words: Tensor, matrix: Tensor) -> list[Mean]:
-        return list(pair_loss(Late(), loss, (tokens, seen), (words, told), blocks, shared=(matrix,)))
+        return list(pair_loss(Late(), loss, (tokens, record), (words, report), blocks, shared=(matrix,)))
 
     def slow(tokens: Tensor, words: Tensor, matrix: Tensor) -> list[Mean]:
-        logits = Late().tile((tokens, seen), (words, told), (matrix,))
+        logits = Late().tile((tokens, record), (words, report), (matrix,))
         ones = torch.ones(10, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
         return dense(loss, logits, blocks, ones)
 

@@ -70,11 +70,11 @@ def test_a_file_gives_what_its_provider_gives(tmp_path: Path) -> None:
 
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
     source = Shelf(CHUNK * 3 + 5)
-    seen: list[tuple[int, int]] = []
-    make(source, Rules(), tmp_path / "one.jsonl", 1, lambda *done: seen.append(done))
+    calls: list[tuple[int, int]] = []
+    make(source, Rules(), tmp_path / "one.jsonl", 1, lambda *done: calls.append(done))
     make(source, Rules(), tmp_path / "two.jsonl", 2)
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
-    assert seen == [(done, len(source)) for done in (CHUNK, CHUNK * 2, CHUNK * 3, CHUNK * 3 + 5)]
+    assert calls == [(done, len(source)) for done in (CHUNK, CHUNK * 2, CHUNK * 3, CHUNK * 3 + 5)]
 
 
 @pytest.mark.parametrize("cut", [0, 10, 200, -7])

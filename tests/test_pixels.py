@@ -187,10 +187,10 @@ def test_settings_go_to_the_library_and_back(kind: str, margin: float, resize: s
 
 
 def test_open_clip_says_it_in_its_own_words() -> None:
-    found = of_open_clip(
+    actual = of_open_clip(
         {"resize_mode": "squash", "interpolation": "bilinear", "mean": [0.5] * 3}, "test", 16
     )
-    assert (found["resize"], found["filter"], found["mean"]) == ("squash", "bilinear", [0.5] * 3)
+    assert (actual["resize"], actual["filter"], actual["mean"]) == ("squash", "bilinear", [0.5] * 3)
     assert of_open_clip({}, "test", 16) == KNOWN["clip"]
     assert of_open_clip({"interpolation": "random"}, "test", 16)["filter"] == "bicubic"
     refused = {

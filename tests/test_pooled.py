@@ -198,13 +198,13 @@ def test_lots_are_fair_to_captions_and_differ_with_images_steps_and_seeds() -> N
     lot = hash_pairs(CLOCK, rows, cols)
     assert (lot >= 0).all()
     for captions in (2, 3, 5, 8):
-        seen = torch.bincount((lot % captions).flatten(), minlength=captions).double()
+        record = torch.bincount((lot % captions).flatten(), minlength=captions).double()
         expected = 40_000 / captions
-        assert float(((seen - expected) ** 2 / expected).sum()) < 30  # 7 degrees: p < 1e-4
+        assert float(((record - expected) ** 2 / expected).sum()) < 30  # 7 degrees: p < 1e-4
         pair = (lot[:, :-1] % captions) * captions + lot[:, 1:] % captions  # neighbours are independent
-        seen = torch.bincount(pair.flatten(), minlength=captions**2).double()
+        record = torch.bincount(pair.flatten(), minlength=captions**2).double()
         expected = pair.numel() / captions**2
-        assert float(((seen - expected) ** 2 / expected).sum()) < 130  # 63: p < 1e-5
+        assert float(((record - expected) ** 2 / expected).sum()) < 130  # 63: p < 1e-5
     assert torch.equal(lot, hash_pairs(CLOCK, rows, cols))
     assert torch.equal(lot[:, 7:9], hash_pairs(CLOCK, rows, cols[7:9]))
     for other in (Clock(4, 0.0, 11), Clock(3, 0.0, 12), Clock(11, 0.0, 3)):

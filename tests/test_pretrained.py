@@ -49,12 +49,12 @@ def scaled(pixels: Tensor, mean: list[float], spread: list[float]) -> Tensor:
     return (pixels / 255 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(spread).view(3, 1, 1)
 
 
-def processed(pixels: Tensor, found: Pretrained) -> Tensor:
-    return scaled(pixels, found.architecture["mean"], found.architecture["spread"])
+def processed(pixels: Tensor, actual: Pretrained) -> Tensor:
+    return scaled(pixels, actual.architecture["mean"], actual.architecture["spread"])
 
 
-def both(found: Pretrained) -> tuple[Any, Any]:
-    return found.image, found.text
+def both(actual: Pretrained) -> tuple[Any, Any]:
+    return actual.image, actual.text
 
 
 def altered(folder: Path, to: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:

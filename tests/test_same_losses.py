@@ -47,9 +47,9 @@ def test_a_case_that_failed_on_both_sides_is_no_equal_one() -> None:
 
 
 def test_every_method_has_a_case_and_each_is_small() -> None:
-    found = same_losses.cases(same_losses.HERE, Path("checkpoints"))
-    assert {values["method"] for values in found.values()} == set(METHODS)
+    result = same_losses.cases(same_losses.HERE, Path("checkpoints"))
+    assert {values["method"] for values in result.values()} == set(METHODS)
     sizes = {
-        (values["train"]["global_batch_size"], values["train"]["max_steps"]) for values in found.values()
+        (values["train"]["global_batch_size"], values["train"]["max_steps"]) for values in result.values()
     }
     assert sizes == {(16, same_losses.STEPS)}

@@ -43,14 +43,14 @@ VALUES = {  # every word for a value, the longest first, so that "top left corne
 
 def read(text: str) -> dict[str, str]:
     """What a sentence about one object states, found by looking for every known word."""
-    found = {}
+    results = {}
     for name, values in VALUES.items():
         spoken = [(word, value) for value, names in values.items() for word in names]
         for word, value in sorted(spoken, key=lambda pair: -len(pair[0])):
             if re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE):
-                found[name] = value
+                results[name] = value
                 break
-    return found
+    return results
 
 
 def fits(thing: Thing, stated: dict[str, str]) -> bool:
@@ -157,19 +157,19 @@ def test_an_object_looks_as_it_should_at_every_resolution(size: int) -> None:
 
 
 def test_sentence_k_speaks_of_object_k_and_states_only_what_is_true() -> None:
-    for scene, told in zip(DEV, TOLD, strict=True):
-        about = [sentence for sentence in told.sentences if sentence.kind == "object"]
+    for scene, report in zip(DEV, TOLD, strict=True):
+        about = [sentence for sentence in report.sentences if sentence.kind == "object"]
         assert [sentence.things for sentence in about] == [(k,) for k in range(len(scene.things))]
         for k, sentence in enumerate(about):
-            stated = read(told.long[sentence.start : sentence.end])
+            stated = read(report.long[sentence.start : sentence.end])
             assert {"shape", "colour"} <= stated.keys()
-            assert fits(scene.things[k], stated), told.long[sentence.start : sentence.end]
+            assert fits(scene.things[k], stated), report.long[sentence.start : sentence.end]
 
 
 def test_relations_are_true_and_their_objects_named_without_doubt() -> None:
-    seen = set()
-    for scene, told in zip(DEV, TOLD, strict=True):
-        for sentence in (s for s in told.sentences if s.kind == "relation"):
+    observed_value = set()
+    for scene, report in zip(DEV, TOLD, strict=True):
+        for sentence in (s for s in report.sentences if s.kind == "relation"):
             a, b = (scene.things[k] for k in sentence.things)
             across, down = a.x - b.x, a.y - b.y
             gap = np.hypot(across, down) - a.radius - b.radius
@@ -181,23 +181,23 @@ def test_relations_are_true_and_their_objects_named_without_doubt() -> None:
                 "near": gap < 0.1,
                 "far": gap > 0.3,
             }[sentence.relation]
-            text = told.long[sentence.start : sentence.end]
+            text = report.long[sentence.start : sentence.end]
             assert any(phrase in text.lower() for phrase in words.RELATIONS[sentence.relation])
-            seen.add(sentence.relation)
-            inside = [m for m in told.mentions if sentence.start <= m.start < sentence.end]
+            observed_value.add(sentence.relation)
+            inside = [m for m in report.mentions if sentence.start <= m.start < sentence.end]
             assert {m.thing for m in inside} <= set(sentence.things)
             for m in inside:
-                assert [fits(t, read(told.long[m.start : m.end])) for t in scene.things].count(True) == 1
+                assert [fits(t, read(report.long[m.start : m.end])) for t in scene.things].count(True) == 1
             if len(inside) == 1:  # the other one is "it": the object of the sentence before
-                before = told.sentences[told.sentences.index(sentence) - 1]
+                before = report.sentences[report.sentences.index(sentence) - 1]
                 assert before.things == (sentence.things[0],)
                 assert before.kind == "object"
-    assert seen == set(world.OPPOSITE)
+    assert observed_value == set(world.OPPOSITE)
 
 
 def test_the_short_caption_names_the_two_largest_objects_and_the_number() -> None:
-    for scene, told in zip(DEV, TOLD, strict=True):
-        text = told.short.lower()
+    for scene, report in zip(DEV, TOLD, strict=True):
+        text = report.short.lower()
         largest = sorted(scene.things, key=lambda thing: -thing.radius)[:2]
         for thing in largest:
             assert any(word in text for word in words.NOUNS[thing.shape])
@@ -211,9 +211,9 @@ def test_the_short_caption_names_the_two_largest_objects_and_the_number() -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_foil_differs_in_one_short_run_of_words_of_its_kind(kind: str) -> None:
-    for told in TOLD:
-        (foil,) = (f for f in told.foils if f.kind == kind)
-        true, false = (" ".join(part).rstrip(".") for part in difference(told.long, foil.text))
+    for report in TOLD:
+        (foil,) = (f for f in report.foils if f.kind == kind)
+        true, false = (" ".join(part).rstrip(".") for part in difference(report.long, foil.text))
         assert true != false
         if kind == "relation":
             assert max(len(true.split()), len(false.split())) <= 3, (true, false)
@@ -223,8 +223,8 @@ def test_a_foil_differs_in_one_short_run_of_words_of_its_kind(kind: str) -> None
 
 
 def check_foils_of_attributes(scene: Scene) -> None:
-    told = tell(scene)
-    about = [s for s in told.sentences if s.kind != "relation"]
+    report = tell(scene)
+    about = [s for s in report.sentences if s.kind != "relation"]
     names = {
         "colour": "colour",
         "size": "size",
@@ -232,13 +232,13 @@ def check_foils_of_attributes(scene: Scene) -> None:
         "position": "position",
         "noun": "shape",
     }
-    for foil in (f for f in told.foils if f.kind != "relation"):
-        at = next(i for i, (x, y) in enumerate(zip(told.long, foil.text, strict=False)) if x != y)
+    for foil in (f for f in report.foils if f.kind != "relation"):
+        at = next(i for i, (x, y) in enumerate(zip(report.long, foil.text, strict=False)) if x != y)
         (sentence,) = (s for s in about if s.start <= at < s.end)
         (k,) = sentence.things
-        assert all(k not in s.things for s in told.sentences if s.kind == "relation"), "stated twice"
-        end = sentence.end + len(foil.text) - len(told.long)
-        was, now = read(told.long[sentence.start : sentence.end]), read(foil.text[sentence.start : end])
+        assert all(k not in s.things for s in report.sentences if s.kind == "relation"), "stated twice"
+        end = sentence.end + len(foil.text) - len(report.long)
+        was, now = read(report.long[sentence.start : sentence.end]), read(foil.text[sentence.start : end])
         assert was.keys() == now.keys()
         assert {key for key in was if was[key] != now[key]} == {names[foil.kind]}, (was, now)
         assert not any(fits(thing, now) for thing in scene.things), (foil, now)
@@ -253,13 +253,13 @@ def test_foils_are_false_of_the_image_and_true_but_for_one_attribute(split: str)
 
 
 def test_relation_foils_turn_a_true_relation_into_a_false_one() -> None:
-    for scene, told in zip(DEV, TOLD, strict=True):
-        (foil,) = (f for f in told.foils if f.kind == "relation")
-        at = next(i for i, (x, y) in enumerate(zip(told.long, foil.text, strict=False)) if x != y)
-        (sentence,) = (s for s in told.sentences if s.start <= at < s.end)
+    for scene, report in zip(DEV, TOLD, strict=True):
+        (foil,) = (f for f in report.foils if f.kind == "relation")
+        at = next(i for i, (x, y) in enumerate(zip(report.long, foil.text, strict=False)) if x != y)
+        (sentence,) = (s for s in report.sentences if s.start <= at < s.end)
         a, b = (scene.things[k] for k in sentence.things)
         opposite = world.OPPOSITE[sentence.relation]
-        end = sentence.end + len(foil.text) - len(told.long)
+        end = sentence.end + len(foil.text) - len(report.long)
         assert any(phrase in foil.text[sentence.start : end].lower() for phrase in words.RELATIONS[opposite])
         assert world.holds(sentence.relation, a, b)
         assert not world.holds(opposite, a, b)
@@ -269,10 +269,10 @@ def test_true_and_altered_values_are_equally_likely_either_way_round() -> None:
     """Otherwise the text alone would tell the foil: "small for large" as often as "large for small"."""
     swaps: dict[tuple[str, str], int] = {}
     for i in range(1500):
-        told = tell(sample(1, "train", i))
-        for foil in told.foils:
+        report = tell(sample(1, "train", i))
+        for foil in report.foils:
             if foil.kind in ("size", "pattern"):
-                true, false = (" ".join(part).rstrip(".") for part in difference(told.long, foil.text))
+                true, false = (" ".join(part).rstrip(".") for part in difference(report.long, foil.text))
                 a, b = (read(text).get(foil.kind, "") for text in (true, false))
                 if a and b:
                     swaps[a, b] = swaps.get((a, b), 0) + 1
@@ -307,15 +307,15 @@ def test_the_source_fulfils_the_protocol_and_repeats_itself() -> None:
 def test_regions_are_the_words_and_the_pixels_of_their_objects() -> None:
     source = Scenes("scenes:dev?count=40&size=64&regions=1")
     for i in range(40):
-        record, labels, told = source[i], source.labels(i), source.description(i)
-        assert record.long == told.long
-        assert len(record.regions) == len(told.mentions)
-        assert {mention.thing for mention in told.mentions} == set(range(len(source.scene(i).things)))
-        for region, mention in zip(record.regions, told.mentions, strict=True):
+        record, labels, report = source[i], source.labels(i), source.description(i)
+        assert record.long == report.long
+        assert len(record.regions) == len(report.mentions)
+        assert {mention.thing for mention in report.mentions} == set(range(len(source.scene(i).things)))
+        for region, mention in zip(record.regions, report.mentions, strict=True):
             assert region.span is not None
             field, start, end = region.span
             assert field == "long"
-            assert told.long[start:end] == region.phrase
+            assert report.long[start:end] == region.phrase
             assert re.match(r"(an?|one|the) .*\w$", region.phrase, re.IGNORECASE)
             assert fits(source.scene(i).things[mention.thing], read(region.phrase))
             assert region.mask is not None

@@ -33,9 +33,9 @@ COSINE = torch.tensor([[0.9, 0.1], [0.2, 0.6], [-0.4, -0.2]])  # of three patche
 
 
 def test_branches_rank_patches_apart_and_add_up_to_equation_3() -> None:
-    text, told, image = stretched(TEXT), stretched(TOLD), stretched(IMAGE)
-    sparse, dense = weighted_score(OWN, text + image, BETA), weighted_score(OWN, told + image, BETA)
-    joint = weighted_score(OWN, text + told + 2 * image, BETA)
+    text, report, image = stretched(TEXT), stretched(TOLD), stretched(IMAGE)
+    sparse, dense = weighted_score(OWN, text + image, BETA), weighted_score(OWN, report + image, BETA)
+    joint = weighted_score(OWN, text + report + 2 * image, BETA)
     torch.testing.assert_close(sparse, torch.tensor([0.44, 0.38, 0.70, 0.48]))
     torch.testing.assert_close(dense, torch.tensor([0.44, 0.58, 0.50, 0.38]))
     torch.testing.assert_close(joint, torch.tensor([0.84, 0.78, 1.10, 0.78]))
@@ -93,18 +93,22 @@ class Line(nn.Module):
 
 
 def test_a_score_is_what_patches_and_words_find_in_the_mean_and_what_networks_add() -> None:
-    seen, told = torch.ones(3), torch.ones(2).bool()
-    assert float(Relevance(matching="mean")(COSINE, seen, told)) == pytest.approx(1.183333, abs=1e-6)
+    record, report = torch.ones(3), torch.ones(2).bool()
+    assert float(Relevance(matching="mean")(COSINE, record, report)) == pytest.approx(1.183333, abs=1e-6)
     leaky = Relevance(matching="mean", leaky=True)
-    assert float(leaky(COSINE, seen, told)) == pytest.approx(1.243333, abs=1e-6)
+    assert float(leaky(COSINE, record, report)) == pytest.approx(1.243333, abs=1e-6)
     whole = Relevance(2)
-    assert float(whole(COSINE, seen, told).detach()) == pytest.approx(1.183333, abs=1e-6)  # they begin at 0
+    assert float(whole(COSINE, record, report).detach()) == pytest.approx(
+        1.183333, abs=1e-6
+    )  # they begin at 0
     whole.patches = whole.words = Line()  # type: ignore[assignment]
-    assert float(whole(COSINE, seen, told)) == pytest.approx(2.583333, abs=1e-6)
+    assert float(whole(COSINE, record, report)) == pytest.approx(2.583333, abs=1e-6)
     only = Relevance(2, "topk")
     only.patches = only.words = Line()  # type: ignore[assignment]
-    assert float(only(COSINE, seen, told)) == pytest.approx(1.4, abs=1e-6)
-    assert float(Relevance(2, "topk")(COSINE, seen, told).detach()) != 0  # else nothing would begin to learn
+    assert float(only(COSINE, record, report)) == pytest.approx(1.4, abs=1e-6)
+    assert (
+        float(Relevance(2, "topk")(COSINE, record, report).detach()) != 0
+    )  # else nothing would begin to learn
 
 
 def test_padding_counts_nowhere_on_either_side() -> None:

@@ -61,10 +61,10 @@ def unit(x: Tensor) -> Tensor:
 def patch_scores(method: Any, a: Encoded, words: Tensor) -> tuple[Tensor, ...]:
     """Of the patches of one image, in each branch: by a text, and by the description."""
     s, choice = method.selector, method.selector.choice
-    v, told, beta = a.tokens[0], a.extra.description[0], choice.beta
+    v, report, beta = a.tokens[0], a.extra.description[0], choice.beta
     direction = unit(v.detach())
     by_text, by_told, by_image = (
-        direction @ x.detach() for x in (unit(words.mean(0)), told, unit(v.mean(0)))
+        direction @ x.detach() for x in (unit(words.mean(0)), report, unit(v.mean(0)))
     )
     if getattr(method.cfg, "attention", "stretched") == "raw":
         return (by_text + by_image,)
@@ -284,12 +284,12 @@ def test_windows_of_a_description_are_read_one_by_one_and_averaged_over_all_word
         *(torch.zeros(1, dtype=torch.int64) for _ in range(3)),
     )
     with torch.no_grad():
-        told = method.encode_images(images._replace(dense=dense)).extra.description[0]
+        report = method.encode_images(images._replace(dense=dense)).extra.description[0]
         words = [
             method.towers.to_text(method.towers.text(ids[None], torch.ones(1, len(ids)).bool()).tokens)[0]
             for ids in (torch.tensor([5, 6, 7]), torch.tensor([8, 9]))
         ]
-    torch.testing.assert_close(told, unit(torch.cat(words).mean(0)))
+    torch.testing.assert_close(report, unit(torch.cat(words).mean(0)))
 
 
 def test_images_without_descriptions_are_for_sparse_selection_alone() -> None:

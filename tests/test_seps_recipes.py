@@ -72,9 +72,9 @@ def test_ablations_differ_from_the_paper_in_what_they_say() -> None:
     assert there == set(ABLATIONS)
     paper = read_recipe("seps/paper", [])
     for name, changes in ABLATIONS.items():
-        found = read_recipe(prefix + name, [])
-        assert found.model == paper.model | changes, name
-        assert (found.method, found.data, found.train) == (paper.method, paper.data, paper.train), name
+        result = read_recipe(prefix + name, [])
+        assert result.model == paper.model | changes, name
+        assert (result.method, result.data, result.train) == (paper.method, paper.data, paper.train), name
 
 
 @pytest.mark.parametrize("name", TABLE_1)

@@ -87,12 +87,12 @@ def test_the_python_of_the_readme_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.S)
-    assert found is not None
+    result = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", page, re.S)
+    assert result is not None
     saved(tiny_model("maxsim"), tmp_path / "out/demo")
     monkeypatch.chdir(tmp_path)
-    exec(compile(found[1], "README.md", "exec"), {})
-    assert capsys.readouterr().out == found[2]
+    exec(compile(result[1], "README.md", "exec"), {})
+    assert capsys.readouterr().out == result[2]
 
 
 def test_the_badges_are_those_of_the_project() -> None:

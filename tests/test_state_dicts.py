@@ -30,14 +30,14 @@ MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2
 
 
 @torch.no_grad()
-def same(found: Pretrained, model: Any, pad: int = 0) -> None:
+def same(actual: Pretrained, model: Any, pad: int = 0) -> None:
     """Vectors of both sides before they are made unit vectors, and the scale."""
     pixels = images(16)
     x = (pixels / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(SPREAD).view(3, 1, 1)
-    close(found.image(pixels).pooled @ found.image_projection.T, model.encode_image(x))
-    ids, mask = texts(found.text.context, pad=pad)
-    close(found.text(ids, mask).pooled @ found.text_projection.T, model.encode_text(ids))
-    close(found.scale, model.logit_scale.exp().view(1))
+    close(actual.image(pixels).pooled @ actual.image_projection.T, model.encode_image(x))
+    ids, mask = texts(actual.text.context, pad=pad)
+    close(actual.text(ids, mask).pooled @ actual.text_projection.T, model.encode_text(ids))
+    close(actual.scale, model.logit_scale.exp().view(1))
 
 
 @pytest.fixture

@@ -130,10 +130,10 @@ def test_what_looks_at_images_refuses_captions_alone(
 
 def test_crops_of_captions_are_runs_of_their_words() -> None:
     text = "a dog runs over wet sand"
-    found = {crop_words(text, 1.0, Random(i)) for i in range(400)}
+    results = {crop_words(text, 1.0, Random(i)) for i in range(400)}
     words = text.split()
     runs = {" ".join(words[i:j]) for i in range(6) for j in range(i + 1, 7)}
-    assert found == runs
+    assert results == runs
     assert crop_words(text, 0.0, Random(0)) == text
     assert 150 < sum(crop_words(text, 0.5, Random(i)) == text for i in range(400)) < 300
     assert crop_words("dog", 1.0, Random(0)) == "dog"

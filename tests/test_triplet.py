@@ -136,10 +136,10 @@ def test_the_ratio_of_two_branches(weight: float, means: tuple[float, float], ex
 
 
 def test_the_ratio_of_branches_apart_and_of_one() -> None:
-    text, told = torch.tensor([[0.6, 0.4], [0.5, 0.1]]), torch.tensor([[0.7], [0.5]])
-    apart = keep_ratio(0.5, (text, told), (0.5, 0.5), "apart")
+    text, report = torch.tensor([[0.6, 0.4], [0.5, 0.1]]), torch.tensor([[0.7], [0.5]])
+    apart = keep_ratio(0.5, (text, report), (0.5, 0.5), "apart")
     torch.testing.assert_close(apart, torch.tensor([[0.05, 0.05], [0.0, 0.16]]))
-    torch.testing.assert_close(keep_ratio(0.5, (told,), (1.0,)), torch.tensor([[0.04], [0.0]]))
+    torch.testing.assert_close(keep_ratio(0.5, (report,), (1.0,)), torch.tensor([[0.04], [0.0]]))
 
 
 def test_rates_fall_at_epochs_whenever_a_run_is_resumed() -> None:

@@ -85,8 +85,8 @@ def leaves(*tensors: Tensor) -> list[Tensor]:
 def outcome(value: Tensor, by: list[Tensor], along: Tensor | None = None) -> Outcome:
     """The value, and gradients of it, or of the sum of value x along, by some tensors."""
     total = value if along is None else (value * along).sum()
-    found = torch.autograd.grad(total, by, materialize_grads=True, allow_unused=True)
-    return Outcome(value.detach(), found)
+    result = torch.autograd.grad(total, by, materialize_grads=True, allow_unused=True)
+    return Outcome(value.detach(), result)
 
 
 def ramp(value: Tensor) -> Tensor:
@@ -160,9 +160,9 @@ def flair_loss(c: Case) -> Outcome:
     # Columns are captions on a GPU, and images on a CPU.
     drawn = "grainline.losses.tiled.pair_mask.hash_pairs"
     with patch(drawn, lambda _, images, of_cols: batch.negatives[images][:, of_cols]):
-        found = ddp_mean(method.loss(pair, pair, Clock())[c["term"]].mean)
+        result = ddp_mean(method.loss(pair, pair, Clock())[c["term"]].mean)
     by = [texts, patches] if c["term"] == "pooled" else [vectors, texts]
-    return outcome(found, [*by, scale, bias])
+    return outcome(result, [*by, scale, bias])
 
 
 def beta_clip(c: Case) -> Outcome:
@@ -194,8 +194,8 @@ def several(c: Case) -> Outcome:
     batch = inputs.several(c)
     by = leaves(batch.images, batch.tokens, batch.texts, batch.parts)
     method = made(c["method"], **c["model"])
-    images = side(unit(by[0]), unit(by[1]), batch.image, batch.image, batch.seen)
-    texts = side(unit(by[2]), unit(by[3]), batch.item, batch.owner, batch.told)
+    images = side(unit(by[0]), unit(by[1]), batch.image, batch.image, batch.real_tokens)
+    texts = side(unit(by[2]), unit(by[3]), batch.item, batch.owner, batch.real_parts)
     return outcome(loss(method, Pair(images, texts)), by)
 
 
@@ -209,8 +209,8 @@ def positions(c: Case) -> Outcome:
 def principal(c: Case) -> Outcome:
     along, texts = inputs.sides(c)
     (texts,) = leaves(texts)
-    found = principal_part(unit(texts), torch.ones(c["n"], dtype=torch.bool), c["tau"]).rows
-    return outcome(found, [texts], along)
+    result = principal_part(unit(texts), torch.ones(c["n"], dtype=torch.bool), c["tau"]).rows
+    return outcome(result, [texts], along)
 
 
 def text_pool(c: Case) -> Outcome:
@@ -252,15 +252,15 @@ def graph_pool(c: Case) -> Outcome:
     draw = normal(c["seed"])
     x, cls = leaves(draw(c["N"], c["L"], c["d"]), draw(c["N"], c["d"]))
     pool = filled(GraphPool(c["d"], c["heads"], c["M"], dropout=0.0), c["seed"] + 2)
-    found = pool(x, cls, torch.ones(x.shape[:2], dtype=torch.bool))
-    assert found.picked.tolist() == c["picks"]
-    value = torch.cat([found.tokens.flatten(), found.cls.flatten()])
+    result = pool(x, cls, torch.ones(x.shape[:2], dtype=torch.bool))
+    assert result.picked.tolist() == c["picks"]
+    value = torch.cat([result.tokens.flatten(), result.cls.flatten()])
     return outcome(value, [x, cls], normal(c["seed"] + 3)(len(value)))
 
 
 def picks(c: Case) -> Outcome:
-    found = farthest_points(normal(c["seed"])(c["N"], c["L"], c["d"]), None, c["M"])
-    return Outcome(found.token.sort(1).values.to(FLOAT))
+    result = farthest_points(normal(c["seed"])(c["N"], c["L"], c["d"]), None, c["M"])
+    return Outcome(result.token.sort(1).values.to(FLOAT))
 
 
 def laps(c: Case) -> Outcome:
@@ -282,8 +282,8 @@ def laps(c: Case) -> Outcome:
     extra = SelectionExtra(zeros if batch.cls is None else batch.cls, has_cls, zeros)
     images = side(summary(patches, mask), patches, mask=mask)._replace(extra=extra)
     texts = side(summary(words, batch.mask), words, mask=batch.mask)
-    found = method.score(images, texts)
-    return outcome(found, [patches, words, first.weight, second.weight], ramp(found))
+    result = method.score(images, texts)
+    return outcome(result, [patches, words, first.weight, second.weight], ramp(result))
 
 
 def relevance(c: Case) -> Outcome:
@@ -304,8 +304,8 @@ def grouping(c: Case) -> Outcome:
             layer.bias.copy_(bias)
     by = leaves(batch.groups, batch.tokens)
     with patch("grainline.nn.grouping.gumbel", lambda like: batch.noise.to(like.dtype)):
-        found = block(*by, torch.ones(batch.tokens.shape[:2], dtype=torch.bool))
-    return outcome(found.groups, by, ramp(found.groups))._replace(soft=found.soft)
+        result = block(*by, torch.ones(batch.tokens.shape[:2], dtype=torch.bool))
+    return outcome(result.groups, by, ramp(result.groups))._replace(soft=result.soft)
 
 
 # Text groups as a whole
@@ -351,10 +351,10 @@ def gradcache(c: Case) -> Outcome:
         return noise[call] if call < number else noise[2 * number - 1 - call]  # backward goes back
 
     with patch("grainline.nn.grouping.gumbel", drawn):
-        found = Objective(method.train())(images, texts, Clock(), c["chunk"]).total
-        found.backward()
+        result = Objective(method.train())(images, texts, Clock(), c["chunk"]).total
+        result.backward()
     each = [p.grad.flatten() for p in by_name(method) if p.grad is not None]
-    return Outcome(found.detach(), (torch.cat(each),))
+    return Outcome(result.detach(), (torch.cat(each),))
 
 
 def reconstruction(c: Case) -> Outcome:

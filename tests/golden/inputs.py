@@ -163,10 +163,10 @@ class Several(NamedTuple):
 
     images: Tensor  # [6, d]
     tokens: Tensor  # [6, 4, d] of images
-    seen: Tensor  # [6, 4] bool, which are real
+    real_tokens: Tensor  # [6, 4] bool, which are real
     texts: Tensor  # [9, d]
     parts: Tensor  # [9, 3, d] of texts
-    told: Tensor  # [9, 3] bool, which are real
+    real_parts: Tensor  # [9, 3] bool, which are real
 
     image = torch.tensor([0, 1, 2, 3, 4, -1])  # of each image row; -1: padding
     owner = torch.tensor([0, 2, 0, 1, 2, 4, 2, -1, -1])  # of each text; the last but one is a foil
@@ -175,6 +175,6 @@ class Several(NamedTuple):
 
 def several(c: Case) -> Several:
     draw, d = normal(c["seed"]), c["d"]
-    seen, told = torch.ones(6, 4, dtype=torch.bool), torch.ones(9, 3, dtype=torch.bool)
-    seen[1, 2:], told[::2, 1:] = False, False
-    return Several(draw(6, d), draw(6, 4, d), seen, draw(9, d), draw(9, 3, d), told)
+    real_tokens, real_parts = torch.ones(6, 4, dtype=torch.bool), torch.ones(9, 3, dtype=torch.bool)
+    real_tokens[1, 2:], real_parts[::2, 1:] = False, False
+    return Several(draw(6, d), draw(6, 4, d), real_tokens, draw(9, d), draw(9, 3, d), real_parts)
