@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 38_489,  # code and docstrings; goal 35,000
-    "lines": 46_117,  # goal 42,000
-    "test lines": 47_889,  # goal 41,000
-    "benchmark lines": 6_699,  # goal 5,500
+    "code lines": 35_217,  # code and docstrings; goal 35,000
+    "lines": 42_485,  # goal 42,000
+    "test lines": 42_824,  # goal 41,000
+    "benchmark lines": 5_564,  # goal 5,500
     "names twice in a folder": 0,
-    "shared names": 7,
+    "shared names": 3,
     "fan-out": 15,
     "names clip.py imports": 8,
     "names caft.py imports": 22,

@@ -209,3 +209,10 @@ def test_the_check_counts_captions_in_other_scripts(tmp_path: Path) -> None:
     assert "2 captions in other scripts" in " ".join(
         check(open_source(str(tmp_path)), split_sentences).remarks
     )
+
+
+def test_no_pattern_repeats_a_group_possessively() -> None:
+    """Python before 3.11.5 matches such a pattern wrongly (its issue 106052)."""
+    package = Path(__file__).parents[1] / "grainline"
+    wrong = re.compile(r"\)[*+?]\+|\(\?>")
+    assert [path for path in package.rglob("*.py") if wrong.search(path.read_text(encoding="utf-8"))] == []

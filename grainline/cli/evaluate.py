@@ -24,7 +24,7 @@ from grainline.progress import progress
 
 
 @from_signature("evaluation/evaluate_model.py:evaluate", without=("show_progress_bar",))
-def evaluate(  # noqa: PLR0913 - each is an option of the command
+def evaluate(  # noqa: PLR0913 - each is an option of the command; half is signature and docstring
     model: str | None = None,
     *,
     data: Data = None,

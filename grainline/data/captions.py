@@ -146,14 +146,15 @@ def joined(pieces: Sequence[str], mode: Mode) -> str:
 # --- rules: where a sentence could end ---
 
 _CLOSERS = "\"'”’»›)]}*"
-_CANDIDATE = re.compile(
+_CANDIDATE = re.compile(  # no group is repeated possessively: Python before 3.11.5 matches these wrongly
     r"""(?=[\n.!?…。！？؟۔।॥"“(\[hw])(?:  # nothing else begins a candidate: looked at first, for speed
       (?P<paragraph> \n [^\S\n]*+ \n )
     | (?P<item> \n \s*+ (?= (?: [-*•‣–] | \(?\d{1,3}[.)] | \(?[a-zA-Z][.)] ) \s ) )
     | (?P<address> (?: https?:// | www\. ) \S* [\w/] )
     | (?P<enclosed> (?<!\w)"(?=\S) [^"\n]{0,300} (?<=\S)"(?!\w) | “ [^”\n]{0,300} ”
                   | \( [^()\n]{0,300} (?<![.!?][ ]\w)\) | \[ [^\[\]\n]{0,300} \] )
-    | (?P<stop> [.!?…]++ (?: [ ]++ [.!?…]++ )*+ ["'”’»›)\]}*]*+ (?![a-z0-9_/]) 
+    | (?P<stop> (?<![.!?…])(?<![.!?…][ ]) [.!?…]++ (?: [ ]++ [.!?…]++ )* (?![ ]*[.!?…])  # whole runs
+                ["'”’»›)\]}*]*+ (?![a-z0-9_/])
       | [。！？؟۔।॥] [。！？؟۔।॥!?]*+ ["'”’»)」』]*+ )
     )""",
     re.VERBOSE,

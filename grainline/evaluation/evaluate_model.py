@@ -31,7 +31,7 @@ IN_MEMORY = "in-memory"
 
 
 @checked(model="vectors of another program go by vectors=(images, texts) and pairs=")
-def evaluate(  # noqa: PLR0913 - each is an option of the command
+def evaluate(  # noqa: PLR0913 - each is an option of the command; half is signature and docstring
     model: str | Path | Model | None = None,
     data: Any = None,
     suite: str | Suite[Any] = "retrieval",
