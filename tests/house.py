@@ -22,7 +22,7 @@ PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
     "code lines": 35_217,  # code and docstrings; goal 35,000
     "lines": 42_485,  # goal 42,000
-    "test lines": 42_824,  # goal 41,000
+    "test lines": 42_822,  # goal 41,000
     "benchmark lines": 5_564,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
