@@ -1,6 +1,7 @@
 """Measure a model: encode a source, ask a suite, give metrics with intervals and chance.
 
 compare         Two results against each other, and several seeds as one.
+comparison      The structure of `grainline compare`: models, cells, paired differences, ranks; its JSON file.
 encode          A data source, encoded: the input of every suite, and the files of `grainline encode`.
 evaluate_model  `grainline.evaluate`, and a result as tables and as a page.
 examples        Single outcomes for pages: images, heat and attention of texts in them.
