@@ -44,6 +44,7 @@ app = typer.Typer(
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 SWITCHES = ("--quiet", "-q", "--trust-code")  # taken behind the command too
 VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors", "--results")
+OF_COMPARE = ("--suite", "--captions", "--measures")  # options that take several values in that command
 
 
 @app.callback(invoke_without_command=True)
@@ -139,6 +140,9 @@ def train(
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --data photos/ --html x.html")(
     evaluate.evaluate
 )
+app.command(
+    rich_help_panel=TRAIN, epilog="Example: grainline compare runs/a runs/b --data photos/ --json x.json"
+)(evaluate.compare)
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline suites retrieval")(evaluate.suites)
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline encode runs/x photos/ --out vectors/")(
     evaluate.encode
@@ -279,10 +283,12 @@ def _spread(arguments: list[str]) -> list[str]:
     ['train', 'r', '--data', 'a', '--data', 'b', '--out', 'o']
     """
     out: list[str] = []
+    command = next((one for one in arguments if one not in SWITCHES), "")
+    variadic = VARIADIC + OF_COMPARE * (command == "compare")
     option, first = "", False
     for argument in arguments:
         if argument.startswith("-"):
-            option, first = argument if argument in VARIADIC else "", True
+            option, first = argument if argument in variadic else "", True
         elif option and not first:
             out.append(option)
         else:

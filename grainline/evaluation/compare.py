@@ -87,12 +87,8 @@ def compare(
     """
     where = where if isinstance(before, Result) else str(before)
     after, before = (one if isinstance(one, Result) else read(one) for one in (after, before))
-    refuse_unlike(after, before, "be compared", where)
-    _refuse_empty(before, where)
+    refuse_other_queries(after, before, where)
     suite, settings = suite_of(after), settings_of(after)
-    if _questions(after.queries, suite.model_fields) != _questions(before.queries, suite.model_fields):
-        what = "other images, texts or classes than this result"
-        raise UserError(f"{where} asks {what}; use the same data and options")
     metrics, earlier = (
         {name: one.in_unit() for name, one in suite.metrics([result.queries], settings).items()}
         for result in (after, before)
@@ -185,6 +181,16 @@ def _recipe(model: str) -> dict[str, Any]:
 def _refuse_empty(result: Result, where: str) -> None:
     if not result.queries:
         raise UserError(f"{where} keeps no outcomes, as pooled results do; compare results of single runs")
+
+
+def refuse_other_queries(after: Result, before: Result, where: str) -> None:
+    """Raise UserError unless both results have the same queries. where: the name of `before`"""
+    refuse_unlike(after, before, "be compared", where)
+    _refuse_empty(before, where)
+    fields = suite_of(after).model_fields
+    if _questions(after.queries, fields) != _questions(before.queries, fields):
+        what = "other images, texts or classes than this result"
+        raise UserError(f"{where} asks {what}; use the same data and options")
 
 
 def refuse_unlike(one: Result, other: Result, what: str, where: str, *, pooled: bool = False) -> None:

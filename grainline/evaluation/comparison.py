@@ -6,16 +6,15 @@ for all models of a column. Several seeds of a model are pooled; the value of ea
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from grainline.config import plain
-from grainline.errors import UserError
-from grainline.evaluation.result import LESS_IS_BETTER, Metric
+from grainline.errors import UserError, amount, escape_controls
+from grainline.evaluation.result import DECIMALS, Metric, Table, html_table, text_table
 from grainline.files import read_plain, reason
 from grainline.report.page import write_page
 
@@ -48,6 +47,15 @@ class Entrant(NamedTuple):
     parameters: dict[str, int]  # "image", "text", "all"; {} for vectors
     trained_on: tuple[str, ...] | None  # sources in the recipe of the run; None: not known
     cost: Cost | None = None  # None: nothing was measured
+
+    def costs(self) -> list[str]:
+        """A row of the table of costs."""
+        count, cost = self.parameters.get("all"), self.cost
+        row = [self.name, "" if count is None else f"{count:,}"]
+        if cost is None:
+            return [*row, *[""] * 6]
+        times = ("" if x is None else f"{x:.2f}" for x in (cost.ms_image, cost.ms_text, cost.ms_query))
+        return [*row, *times, f"{cost.gallery:,}", f"{cost.peak_mb:,.0f}", cost.device]
 
 
 class Published(NamedTuple):
@@ -156,6 +164,50 @@ class Comparison(NamedTuple):
         own = (model, column, measure)
         return next((one for one in self.ranks if own == (one.model, one.column, one.measure)), None)
 
+    def __str__(self) -> str:
+        """Values, ranks with differences, and costs as tables; reasons of empty cells, and notes."""
+        empty = [x for x in self.cells if x.reason]
+        reasons = (f"{x.model} on {self.columns[x.column].title}: {x.reason}" for x in empty)
+        lines = map(escape_controls, (*reasons, *self.notes))
+        return "\n".join([*(text_table(*table) + "\n" for table in self.tables()), *lines])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return "".join(html_table(*table) for table in self.tables())
+
+    def tables(self) -> list[Table]:
+        """A table for each column, one of ranks and differences, and one of costs."""
+        out, level = [self._values(i) for i in range(len(self.columns))], f"{self.settings['level']:.0%}"
+        if self.ranks:
+            head = ["measure, model", "rank", level, "first", "difference", level, "Holm's p", "verdict"]
+            rows = [self._standing(one) for one in self.ranks]
+            out.append((f"mean ranks, and differences to {self.base}", head, rows))
+        head = ["model", "parameters", "ms/image", "ms/text", "ms/query", "gallery", "MiB", "device"]
+        return [*out, ("costs", head, [one.costs() for one in self.models])]
+
+    def _values(self, number: int) -> Table:
+        """The values of a column with their intervals, and what papers have."""
+        column, rows, papers = self.columns[number], list[list[str]](), dict[str, dict[str, str]]()
+        for model in self.models:
+            metrics = [self.cell(model.name, number).metric(name) for name in column.measures]
+            rows.append([model.name, *(f"{m.text(m.value)} ({m.ends()})" if m else "-" for m in metrics)])
+        for one in column.published:
+            papers.setdefault(f"{one.model} ({one.source})", {})[one.measure] = f"{one.value:g}"
+        rows += [[name, *(x.get(measure, "") for measure in column.measures)] for name, x in papers.items()]
+        size = f"{amount(column.images, 'image')}, {amount(column.texts, 'text')}"
+        return f"{column.title}: {size}", ["model", *column.measures], rows
+
+    def _standing(self, rank: Rank) -> list[str]:
+        gain, title = self.gain(rank.model, rank.column, rank.measure), self.columns[rank.column].title
+        row = [f"{title}, {rank.measure}, {rank.model}", f"{rank.mean:.1f}"]
+        row += [f"{rank.low:g} to {rank.high:g}", f"{rank.first:.0%}"]
+        if gain is None:
+            return [*row, *[""] * 4]
+        value, low, high = (f"{x:+.{DECIMALS.get(gain.unit, 3)}f}" for x in (gain.value, gain.low, gain.high))
+        return [*row, value, f"{low} to {high}", f"{gain.adjusted:.3f}", gain.verdict]
+
     def save(self, path: str | Path) -> Path:
         """Write the comparison as JSON. Returns the path."""
         write_page(path, json.dumps(_plain(self), allow_nan=False, indent=1) + "\n")
@@ -180,37 +232,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(x) for name, x in value.items()}
     return [_plain(x) for x in value] if isinstance(value, tuple | list) else value
-
-
-# Statistics of differences and ranks.
-
-
-def two_sided(samples: np.ndarray) -> float:
-    """The p of a difference from its resamples [R]: twice the share on the smaller side of 0, 0 included.
-
-    >>> two_sided(np.array([1.0, 2.0, 3.0, -1.0])), two_sided(np.array([1.0, 2.0, 3.0]))
-    (0.5, 0.25)
-    """
-    share = min((samples <= 0).mean(), (samples >= 0).mean())
-    return float(min(1.0, max(2 * share, 1 / (len(samples) + 1))))
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p values (Holm 1979): the chance of any wrong verdict among all stays below the level.
-
-    >>> [round(x, 3) for x in holm([0.01, 0.04, 0.03, 0.005])]
-    [0.03, 0.06, 0.06, 0.02]
-    """
-    order = np.argsort(p, kind="stable")
-    scaled = np.asarray(p, dtype=np.float64)[order] * np.arange(len(p), 0, -1)
-    out = np.empty(len(p))
-    out[order] = np.minimum(1.0, np.maximum.accumulate(scaled)) if len(p) else scaled
-    return [float(x) for x in out]
-
-
-def places(values: np.ndarray, unit: str) -> np.ndarray:
-    """The places of models [M, R] by their values [M, R]; equal values share the mean of their places."""
-    values = values if unit in LESS_IS_BETTER else -values
-    ahead = (values[None] < values[:, None]).sum(1)
-    equal = (values[None] == values[:, None]).sum(1)
-    return np.asarray(1 + ahead + (equal - 1) / 2)
