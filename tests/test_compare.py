@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import grainline
 from grainline.errors import UserError
 from grainline.evaluation.compare import pooled
-from grainline.evaluation.comparison import Comparison, Gain
+from grainline.evaluation.comparison import Comparison, Gain, Overlaps
 from grainline.evaluation.comparison_statistics import holm, judged, places, ranks_of, two_sided
 from grainline.evaluation.paper_numbers import published
 from grainline.evaluation.result import read
@@ -147,6 +147,25 @@ def test_seeds_are_pooled_and_all_of_them_have_to_agree() -> None:
     assert {one.measure for one in (*only.gains, *only.ranks)} == {"text to image R@5"}
     with pytest.raises(UserError, match="no metric R@1; there are image to text R@1, "):
         run("c", "a", measures="R@1")
+
+
+@pytest.mark.usefixtures("_models")
+def test_images_of_the_training_data_are_counted_once() -> None:
+    for name, path in (("a", "scenes:dev?count=3&size=32"), ("b", "nowhere.tar")):
+        Path(name, "recipe.yaml").write_text(f"data:\n  paths: ['{path}']\n")
+    lines: list[str] = []
+    first = run("a", "b", "c", json="x.json", say=lines.append)
+    assert [entrant.trained_on for entrant in first.models] == [
+        ("scenes:dev?count=3&size=32",),
+        ("nowhere.tar",),
+        None,
+    ]
+    assert first.overlaps[0] == Overlaps("a", DATA, 8, 3, 0)
+    assert "nothing at nowhere.tar" in first.overlaps[1].note
+    assert len(first.overlaps) == 2
+    assert run("a", "b", "c", json="x.json", say=lines.append).overlaps == first.overlaps
+    assert sum("copies of images" in line for line in lines) == 1
+    assert not run("a", "b", "c", json="x.json", skip_overlap=True).overlaps
 
 
 def gain(value: float, p: float, unit: str = "%", seeds: tuple[float, ...] = ()) -> Gain:

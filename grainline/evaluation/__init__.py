@@ -17,6 +17,7 @@ show_panels     Its figure of an image: segments, attention, heat of sentences, 
 statistics      Ranks, what a random ranking reaches, and intervals.
 suite           The frame of all suites.
 suites/         One file for each suite: from encodings to outcomes, and from outcomes to metrics.
+training_overlap  Images of sets that are images of the training data of models, too.
 vectors         Embeddings of another program, measured as those of a model are.
 
 The table of suites stands here, because a name is checked before torch is loaded.

@@ -28,6 +28,7 @@ from grainline.evaluation.encode import Captions
 from grainline.evaluation.result import Result, writable
 from grainline.evaluation.score import MEMORY
 from grainline.evaluation.suite import MAX_CORRUPT, Settings, Suite, load_suite
+from grainline.evaluation.training_overlap import overlaps_of
 from grainline.progress import progress
 
 NAMED = re.compile(r"([\w.@+-]+)=(.+)", re.DOTALL)
@@ -51,6 +52,7 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     memory: int = MEMORY,
     json: str | Path | None = None,
     descriptions: Describe = lambda model, path: None,  # noqa: ARG005
+    skip_overlap: bool = False,
     say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
     show_progress_bar: bool | None = None,
 ) -> Comparison | Differences:
@@ -75,6 +77,7 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     memory    bytes of a tile of scores
     json      file for the whole comparison
     descriptions  of the images, for a model that reads them
+    skip_overlap  do not look for images of the sets in the training data, which reads all of both once
     say       is called with a line before each measurement
 
     Raises UserError, before anything is measured, for models and data that cannot be loaded. What a model
@@ -96,9 +99,10 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     facts = _all_facts([path for some in paths.values() for path in some], descriptions)
     size = max(one.size for one in facts.values()) or None  # of drawn images: the same for all models
     settings = Settings(None, batch_size, max_corrupt, seed, memory=memory)
+    sources = _sources(data, images, size)
     tasks = [
         Task(name, source, fingerprint, one, settings._replace(captions=mode))
-        for name, source in _sources(data, images, size).items()
+        for name, source in sources.items()
         for fingerprint in [source.fingerprint()]
         for one, mode in modes
     ]
@@ -107,14 +111,17 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
         folder = Path(keep or temporary)
         writable(folder / "x.json")
         by_path = _measure(facts, tasks, folder, descriptions, say, show_progress_bar)
-    rows = [
-        {name: _outcome([by_path[path][i] for path in some], bool(keep)) for name, some in paths.items()}
-        for i in range(len(tasks))
-    ]
-    entrants = [
-        _entrant(x, some, [facts[p] for p in some], [row[x] for row in rows]) for x, some in paths.items()
-    ]
+        rows = [
+            {name: _outcome([by_path[path][i] for path in some], bool(keep)) for name, some in paths.items()}
+            for i in range(len(tasks))
+        ]
+        entrants = [
+            _entrant(name, some, [facts[path] for path in some], [row[name] for row in rows])
+            for name, some in paths.items()
+        ]
+        overlaps = () if skip_overlap else overlaps_of(entrants, sources, folder, say)
     comparison = assembled(entrants, [_column(task) for task in tasks], rows, base, _several(measures))
+    comparison = comparison._replace(overlaps=overlaps)
     if json is not None:
         comparison.save(json)
     return comparison
