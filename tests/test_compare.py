@@ -23,7 +23,6 @@ from grainline.methods.base import Method
 from grainline.types import Images
 
 DATA = "scenes:dev?count=8&size=32"
-SUITES = ["retrieval", "probes", "fg-ovd"]
 
 
 @pytest.fixture
@@ -56,15 +55,15 @@ def run(*names: str, **options: Any) -> Comparison:
 
 
 @pytest.mark.parametrize("name", ["a", "c"])
+@pytest.mark.parametrize("other", ["fg-ovd", "monotonicity", "stability"])
 @pytest.mark.usefixtures("_models")
-def test_images_are_encoded_once_for_all_suites_and_captions(encoded: list[int], name: str) -> None:
-    together = run(name, suite=SUITES, captions=["each", "whole"])
-    assert [column.title.partition(", ")[2] for column in together.columns] == [
-        "retrieval, each",
-        "retrieval, whole",
-        "probes, whole",
-        "fg-ovd, whole",
-    ]
+def test_images_are_encoded_once_for_all_suites_and_captions(
+    encoded: list[int], name: str, other: str
+) -> None:
+    together = run(name, suite=["retrieval", "probes", other], captions=["each", "whole"])
+    titles = [column.title.partition(", ")[2] for column in together.columns]
+    assert titles[:3] == ["retrieval, each", "retrieval, whole", "probes, whole"]
+    assert f"{other}, whole" in titles[3:]
     assert sum(encoded) == 8  # scenes are squares, so that images squashed to a square are the same pixels
     for column, cell in zip(together.columns, together.cells, strict=True):
         alone = grainline.evaluate(name, DATA, column.suite, captions=column.captions, batch_size=3)
@@ -162,6 +161,7 @@ def test_images_of_the_training_data_are_counted_once() -> None:
     ]
     assert first.overlaps[0] == Overlaps("a", DATA, 8, 3, 0)
     assert "nothing at nowhere.tar" in first.overlaps[1].note
+    assert f"a and {DATA}: 3 of 8 images are in the training data, 0 look like one there\n" in str(first)
     assert len(first.overlaps) == 2
     assert run("a", "b", "c", json="x.json", say=lines.append).overlaps == first.overlaps
     assert sum("copies of images" in line for line in lines) == 1

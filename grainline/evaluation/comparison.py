@@ -168,7 +168,12 @@ class Comparison(NamedTuple):
         """Values, ranks with differences, and costs as tables; reasons of empty cells, and notes."""
         empty = [x for x in self.cells if x.reason]
         reasons = (f"{x.model} on {self.columns[x.column].title}: {x.reason}" for x in empty)
-        lines = map(escape_controls, (*reasons, *self.notes))
+        copies = (
+            f"{x.model} and {x.set}: {x.exact:,} of {amount(x.images, 'image')} are in the training data, "
+            f"{x.near:,} look like one there{x.note and f'; {x.note}'}"
+            for x in self.overlaps
+        )
+        lines = map(escape_controls, (*reasons, *copies, *self.notes))
         return "\n".join([*(text_table(*table) + "\n" for table in self.tables()), *lines])
 
     def __repr__(self) -> str:
@@ -179,7 +184,10 @@ class Comparison(NamedTuple):
 
     def tables(self) -> list[Table]:
         """A table for each column, one of ranks and differences, and one of costs."""
-        out, level = [self._values(i) for i in range(len(self.columns))], f"{self.settings['level']:.0%}"
+        out, level = (
+            [self._values(i) for i, one in enumerate(self.columns) if one.images],
+            f"{self.settings['level']:.0%}",
+        )
         if self.ranks:
             head = ["measure, model", "rank", level, "first", "difference", level, "Holm's p", "verdict"]
             rows = [self._standing(one) for one in self.ranks]

@@ -20,7 +20,7 @@ from grainline.data.other_texts import trained_paths
 from grainline.data.record import Source
 from grainline.errors import UserError
 from grainline.evaluation.costs import Meter
-from grainline.evaluation.encode import Collector, encode_source
+from grainline.evaluation.encode import encode_source
 from grainline.evaluation.result import Result, notes_on_training, origin, read, write
 from grainline.evaluation.suite import Settings, Suite
 from grainline.evaluation.vectors import Embeddings, Lookup, open_named
@@ -142,17 +142,9 @@ def _reduced(model: Model, suites: Sequence[Suite[Any]]) -> Callable[[Encoded], 
     """The part of encoded images that several suites read, None for a single suite."""
     if len(suites) < 2:
         return None
-    if any(map(_reads_tokens, suites)):
+    if any(suite.reads_tokens for suite in suites):
         return lambda encoded: encoded
     return without_places if model.method.pairwise else vectors_only
-
-
-def _reads_tokens(suite: Suite[Any]) -> bool:
-    """Whether a collector of the suite may read the tokens of images."""
-    if type(suite).collector is not Suite.collector:
-        return True
-    collector = suite.collector_class
-    return collector is not None and collector.add_images is not Collector.add_images
 
 
 def _of_model(

@@ -183,6 +183,7 @@ class MonotonicitySuite(OneTextSuite):
     """Whether scores rise with the sentences of a caption: HiMo@2, HiMo@3 and HiMo@K."""
 
     name = "monotonicity"
+    reads_tokens = False
     collector_class = SubtextCollector
     headline = (HALVES, THIRDS, EACH)
     texts_label = "Subtexts"

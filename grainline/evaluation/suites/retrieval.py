@@ -52,6 +52,7 @@ class RetrievalSuite(Suite[RetrievalOptions]):
     Options = RetrievalOptions
     headline = (f"{T2I} R@1", f"{I2T} R@1")
     takes_vectors = True
+    reads_tokens = False
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         """Raises UserError where the protocol does not fit the data, and for NaN scores."""
