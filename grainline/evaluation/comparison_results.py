@@ -19,6 +19,7 @@ from grainline.data.descriptions import Descriptions
 from grainline.data.other_texts import trained_paths
 from grainline.data.record import Source
 from grainline.errors import UserError
+from grainline.evaluation.comparison import Entrant
 from grainline.evaluation.costs import Meter
 from grainline.evaluation.encode import encode_source
 from grainline.evaluation.result import Result, notes_on_training, origin, read, write
@@ -49,17 +50,13 @@ class Task(NamedTuple):
 class Facts(NamedTuple):
     """A path of a model: what is known of it before it is measured."""
 
-    kind: str  # "model" or "vectors"
-    facts: dict[str, str]
-    fingerprint: str
-    parameters: dict[str, int]
-    trained_on: tuple[str, ...] | None
-    size: int  # of its images in pixels; 0 for vectors
+    entrant: Entrant  # of this path alone
+    size: int = 0  # of its images in pixels; 0 for vectors
     descriptions: str = ""  # where it reads descriptions of images, for a method that does
 
 
 Describe = Callable[[Model, str], Descriptions | None]
-Watch = Callable[[Task], Callable[[int, int], None]]
+Step = Callable[[int, int], None]
 
 
 def facts_of(path: str, describe: Describe) -> Facts:
@@ -68,7 +65,8 @@ def facts_of(path: str, describe: Describe) -> Facts:
     if vectors is not None:
         data = vectors.data
         both = b"".join(x.vector.contiguous().numpy().tobytes() for x in (data.images, data.texts))
-        return Facts("vectors", {}, sha256(both + data.fingerprint.encode()).hexdigest(), {}, None, 0)
+        digest = sha256(both + data.fingerprint.encode()).hexdigest()
+        return Facts(Entrant("", (path,), "vectors", {}, (digest,), {}, None))
     model = load(path)
     method, trained, described = model.method, trained_paths(model.run), ""
     with suppress(UserError):  # it is the reason why cells are empty
@@ -79,7 +77,8 @@ def facts_of(path: str, describe: Describe) -> Facts:
     }
     count["all"] = sum(x.numel() for x in method.parameters())
     trained_on = None if trained is None else tuple(trained)
-    return Facts("model", model.facts(), fingerprint(model), count, trained_on, method.size, described)
+    one = Entrant("", (path,), "model", model.facts(), (fingerprint(model),), count, trained_on)
+    return Facts(one, method.size, described)
 
 
 def place_of(folder: Path, path: str, facts: Facts, task: Task) -> Path:
@@ -88,7 +87,7 @@ def place_of(folder: Path, path: str, facts: Facts, task: Task) -> Path:
     named = [x for x in map(str, options.values()) if Path(x).is_file()]
     depends = {
         "versions": [FORMAT, grainline.__version__],
-        "model": [facts.fingerprint, facts.trained_on, facts.descriptions],
+        "model": [facts.entrant.fingerprints, facts.entrant.trained_on, facts.descriptions],
         "data": task.fingerprint,
         "suite": [suite.key, options, [Path(x).stat().st_mtime_ns for x in named]],
         "settings": {**task.settings._asdict(), "memory": 0, "batch_size": 0},
@@ -100,27 +99,30 @@ def place_of(folder: Path, path: str, facts: Facts, task: Task) -> Path:
 
 
 def results_of(
-    path: str, places: Sequence[Path], tasks: Sequence[Task], describe: Describe, watch: Watch
+    path: str,
+    places: Sequence[Path],
+    tasks: Sequence[Task],
+    describe: Describe,
+    watch: Callable[[Task], Step],
 ) -> list[Result | str]:
     """The result of each task, from its place or measured now, or the reason why there is none.
 
-    watch  is called before a task is measured, and gives what is called with the number of samples read
+    watch  is called before a task is measured, and returns what takes the number of samples read
     """
     out = [read_known(place) for place in places]
     missing = [i for i, result in enumerate(out) if not result]
     opened = (open_named(path) or load(path)) if missing else None
     for name in dict.fromkeys(tasks[i].set for i in missing):
         some = [i for i in missing if tasks[i].set == name]
-        meter = None
-        if isinstance(opened, Model):
-            meter = Meter(opened.method, _reduced(opened, [tasks[i].suite for i in some]))
+        suites = [tasks[i].suite for i in some]
+        meter = Meter(opened.method, _reduced(opened, suites)) if isinstance(opened, Model) else None
         for i in some:
             step = watch(tasks[i])
             try:
-                if isinstance(opened, Model) and meter is not None:
-                    result = _of_model(opened, path, meter, tasks[i], describe, step)
-                else:
+                if meter is None:
                     result = _of_vectors(cast(Embeddings, opened), tasks[i], step)
+                else:
+                    result = _of_model(cast(Model, opened), path, meter, tasks[i], describe, step)
             except UserError as error:
                 out[i] = str(error)
             except torch.OutOfMemoryError:
@@ -147,9 +149,7 @@ def _reduced(model: Model, suites: Sequence[Suite[Any]]) -> Callable[[Encoded], 
     return without_places if model.method.pairwise else vectors_only
 
 
-def _of_model(
-    model: Model, path: str, meter: Meter, task: Task, describe: Describe, step: Callable[[int, int], None]
-) -> Result:
+def _of_model(model: Model, path: str, meter: Meter, task: Task, describe: Describe, step: Step) -> Result:
     suite, source = task.suite, task.source
     suite.open_run(path)
     meter.start()
@@ -164,7 +164,7 @@ def _of_model(
     return result._replace(settings=result.settings | origin(model, path) | cost, notes=notes)
 
 
-def _of_vectors(vectors: Embeddings, task: Task, step: Callable[[int, int], None]) -> Result:
+def _of_vectors(vectors: Embeddings, task: Task, step: Step) -> Result:
     suite, settings = task.suite, task.settings
     if not suite.takes_vectors:
         raise UserError(f"the suite {suite.name} needs a model; vectors of another program go with retrieval")

@@ -90,7 +90,9 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
         return compare_results(*models)
     if json is not None:
         writable(Path(json))
-    paths = {name: _seeds(path) for name, path in named([_path(one) for one in models]).items()}
+    if any(not isinstance(one, str | Path) for one in models):
+        raise UserError("with data, models are paths or names; save a model first")
+    paths = {name: _seeds(path) for name, path in named(list(map(str, models))).items()}
     base = next(iter(paths), "") if base is None else base
     if base not in paths:
         raise UserError(f"no model {base!r}{suggestion(base, paths)}; there are {', '.join(paths) or 'none'}")
@@ -116,7 +118,7 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
             for i in range(len(tasks))
         ]
         entrants = [
-            _entrant(name, some, [facts[path] for path in some], [row[name] for row in rows])
+            _entrant(name, [facts[path] for path in some], [row[name] for row in rows])
             for name, some in paths.items()
         ]
         overlaps = () if skip_overlap else overlaps_of(entrants, sources, folder, say)
@@ -151,12 +153,6 @@ def named(values: Strings) -> dict[str, str]:
 
 def _several(value: str | Strings) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
-
-
-def _path(model: Any) -> str:
-    if not isinstance(model, str | Path):
-        raise UserError(f"with data, models are paths or names; this is of type {type(model).__name__}")
-    return str(model)
 
 
 def _seeds(path: str) -> tuple[str, ...]:
@@ -212,11 +208,12 @@ def _sources(data: Any, images: str | None, size: int | None) -> dict[str, Sourc
         paths = {name: [path] for name, path in named(register(data)).items()}
     if not paths:
         raise UserError('no data; give --data PATH..., such as --data photos/ (data="photos/" in Python)')
-    by_path = {path: images for several in paths.values() for path in several if takes_images(path)}
-    if images is not None and not by_path:
-        raise UserError(f"--images {images}: none of the data name their images by path")
-    return {
-        name: open_data(several, images=by_path.get(several[0]), size=size) for name, several in paths.items()
+    by_path = {name: any(map(takes_images, several)) for name, several in paths.items()}
+    return {  # where none of them takes the folder, opening one raises the error
+        name: open_data(
+            several, size=size, images=images if by_path[name] or not any(by_path.values()) else None
+        )
+        for name, several in paths.items()
     }
 
 
@@ -258,13 +255,14 @@ def _outcome(some: Sequence[tuple[Path, Result | str]], keep: bool) -> Outcome:
     return Outcome(results, tuple(str(place) for place, _ in some) if keep else ())
 
 
-def _entrant(name: str, paths: tuple[str, ...], facts: Sequence[Facts], cells: Sequence[Outcome]) -> Entrant:
-    first = facts[0]
+def _entrant(name: str, seeds: Sequence[Facts], cells: Sequence[Outcome]) -> Entrant:
+    """A model from the facts of its seeds; method, parameters and training data are those of the first."""
     counts = [one.settings["cost"] for cell in cells for one in cell.results if "cost" in one.settings]
-    trained = [one.trained_on for one in facts if one.trained_on is not None]
-    sources = tuple(dict.fromkeys(path for some in trained for path in some)) if trained else None
-    prints = tuple(one.fingerprint for one in facts)
-    return Entrant(name, paths, first.kind, first.facts, prints, first.parameters, sources, cost_of(counts))
+    paths, fingerprints = (
+        tuple(x for seed in seeds for x in getattr(seed.entrant, field))
+        for field in ("paths", "fingerprints")
+    )
+    return seeds[0].entrant._replace(name=name, paths=paths, fingerprints=fingerprints, cost=cost_of(counts))
 
 
 def _column(task: Task) -> Column:
