@@ -63,7 +63,7 @@ def model_card(
             dataset_config=", ".join([result["suite"], *_ways(result)]),  # another way is another entry
             metric_type=_identifier(metric["name"]),
             metric_name=metric["name"] + (" (%)" if metric.get("unit") == "%" else ""),
-            metric_value=metric["value"],
+            metric_value=round(metric["value"], 4),
         )
         for result in measured
         for metric in result["metrics"]

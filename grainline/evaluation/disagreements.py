@@ -18,7 +18,7 @@ from grainline.data.captions import sentences
 from grainline.data.decode import decode
 from grainline.data.record import CorruptSample, Record, Source
 from grainline.errors import UserError
-from grainline.evaluation.comparison import Comparison
+from grainline.evaluation.comparison import Column, Comparison, Entrant
 from grainline.evaluation.encode import texts_of
 from grainline.evaluation.examples import CONTRAST_HINT, by_sentence, look_at, spread, whole_image
 from grainline.evaluation.result import Result, read
@@ -27,7 +27,7 @@ from grainline.evaluation.suites.long_retrieval import LongRetrievalSuite, under
 from grainline.loading import load
 from grainline.nn.upsample import FEWEST, NULL_TEXTS
 from grainline.report.case import Case, CaseImage, Panel, Row, cases_html
-from grainline.report.page import MissingImage, Section, hint, render
+from grainline.report.page import LARGE, MissingImage, Section, hint, render
 
 Describe = Callable[[Any, str], Any]  # a model and its path: the `Descriptions` that it reads, or None
 SUITES = "retrieval", "long-retrieval", "transfer"  # whose texts look for their image
@@ -38,27 +38,22 @@ HINT = (
     "Texts whose right image stands farther up by the one model than by the other: the largest factors, one"
     f" text of an image. {CONTRAST_HINT}"
 )
-Place = tuple[str, int, int, int]  # model, column, row of the right image, number of its text
 
 
 class Query(NamedTuple):
     """A text of retrieval by two models, the one that finds its image farther up first."""
 
+    column: int  # of the comparison
     image: int  # row of the right image
     text: int  # number of the text among those of its image
     ranks: tuple[int, int]
     first: tuple[int, int]  # rows of the images that stand first
 
 
-class Disagreement(NamedTuple):
-    """Texts for which one model finds the right image farther up than another one."""
-
-    better: str
-    worse: str
-    queries: tuple[tuple[int, Query], ...]  # with the column of each
+Looks = dict[tuple[str, int, int, int], CaseImage]  # by model, column, image, text
 
 
-def most_apart(better: Result, worse: Result, number: int = EXAMPLES) -> list[Query]:
+def most_apart(better: Result, worse: Result, number: int = EXAMPLES, column: int = 0) -> list[Query]:
     """The texts whose rank by one model is the smallest part of that by the other, one of each image.
 
     Of equal parts the smaller rank comes first, then the order of the data.
@@ -66,10 +61,9 @@ def most_apart(better: Result, worse: Result, number: int = EXAMPLES) -> list[Qu
     queries = []
     for a, b in zip(better.queries["folds"], worse.queries["folds"], strict=True):
         texts = Counter[int]()
-        ranks = zip(a["t2i"]["rank"], b["t2i"]["rank"], strict=True)
-        first = zip(a["t2i"]["first"], b["t2i"]["first"], strict=True)
+        ranks, first = (zip(a["t2i"][name], b["t2i"][name], strict=True) for name in ("rank", "first"))
         for image, rank, top in zip(a["t2i"]["image"], ranks, first, strict=True):
-            queries.append(Query(image, texts[image], rank, top))
+            queries.append(Query(column, image, texts[image], rank, top))
             texts[image] += 1
     apart = [one for one in queries if one.ranks[0] < one.ranks[1]]
     apart.sort(key=lambda one: (one.ranks[0] / one.ranks[1], one.ranks[0]))
@@ -102,20 +96,15 @@ class Records:
         return [] if record is None else [x for x in texts_of(record, self.captions) if x.strip()]
 
     def image(self, row: int) -> Image.Image | MissingImage:
-        """An image, or why it cannot be shown."""
+        """An image, shrunk where it is large, or why it cannot be shown."""
         record = self.record(row)
         if record is None:
             return MissingImage(f"{self.keys[row]} is not where it was when it was encoded")
         try:
-            return decode(record).convert("RGB")
+            image = decode(record).convert("RGB")
         except CorruptSample as error:
             return MissingImage(f"{self.keys[row]} cannot be shown: {error.cause}")
-
-    def small(self, row: int) -> Image.Image | MissingImage:
-        """An image as the page shows it."""
-        image = self.image(row)
-        if not isinstance(image, MissingImage):
-            image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+        image.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
         return image
 
     def others(self, rows: set[int]) -> list[str] | None:
@@ -128,32 +117,35 @@ class Records:
 
 
 def disagreement_sections(
-    comparison: Comparison,
-    sources: Mapping[str, Source],
-    describe: Describe = lambda model, path: None,  # noqa: ARG005
+    comparison: Comparison, sources: Mapping[str, Source], describe: Describe
 ) -> list[Section]:
-    """Parts of a page: for the base against each other model what one finds and the other misses.
+    """Parts of a page: the base and each other model, what the one finds and the other misses.
 
     sources   of the sets, by their names; a set without one is left out
     describe  gives the descriptions of images for a model that reads them
     """
     results = _results(comparison, sources)
-    records = {
-        column: Records(sources[comparison.columns[column].set], one) for (_, column), one in results.items()
-    }
-    chosen, looks = list(_chosen(comparison, results)), dict[Place, CaseImage]()
+    records = {i: Records(sources[comparison.columns[i].set], one) for (_, i), one in results.items()}
+    chosen, looks, out = list(_chosen(comparison, results)), Looks(), list[Section]()
     for model in (one for one in comparison.models if one.kind == "model"):
-        own = [(column, q) for one in chosen if model.name in one[:2] for column, q in one.queries]
+        queries = [query for *names, some in chosen if model.name in names for query in some]
         with suppress(UserError):  # it is not there any more: then images are shown without heat
-            looks |= {(model.name, *key): x for key, x in _looks(model.paths[0], own, records, describe)}
-    return [
-        Section(
-            f"Found by {one.better}, missed by {one.worse}",
-            hint(HINT)
-            + Markup().join(_case(comparison, one, i, records, looks) for i in range(len(one.queries))),
-        )
-        for one in chosen
-    ]
+            looks |= _looks(model, queries, records, describe)
+    for better, worse, queries in chosen:
+        name = f"apart{len(out)}q"
+        cases = [
+            _case(
+                (better, worse),
+                query,
+                comparison.columns[query.column],
+                records[query.column],
+                looks,
+                f"{name}{i}n",
+            )
+            for i, query in enumerate(queries)
+        ]
+        out.append(Section(f"Found by {better}, missed by {worse}", hint(HINT) + Markup().join(cases)))
+    return out
 
 
 def _results(comparison: Comparison, sources: Mapping[str, Source]) -> dict[tuple[str, int], Result]:
@@ -161,73 +153,70 @@ def _results(comparison: Comparison, sources: Mapping[str, Source]) -> dict[tupl
     out = {}
     for cell in (one for one in comparison.cells if one.files):
         column = comparison.columns[cell.column]
-        plain = column.suite in SUITES and column.options.get("perturb", "none") == "none"
-        if plain and column.set in sources:
-            result = read(cell.files[0])
-            if all("first" in fold["t2i"] for fold in result.queries["folds"]):
-                out[cell.model, cell.column] = result
+        unchanged = column.options.get("perturb", "none") == "none"
+        if column.suite in SUITES and unchanged and column.set in sources:
+            out[cell.model, cell.column] = read(cell.files[0])
     return out
 
 
-def _chosen(comparison: Comparison, results: Mapping[tuple[str, int], Result]) -> Iterator[Disagreement]:
-    """The base against each other model, both ways: texts of each set in turn, of its first column."""
-    base, others = comparison.base, [one.name for one in comparison.models if one.name != comparison.base]
+def _chosen(
+    comparison: Comparison, results: Mapping[tuple[str, int], Result]
+) -> Iterator[tuple[str, str, list[Query]]]:
+    """Two models, the one that finds some texts farther up first, and these texts: of each set in turn."""
+    base, others = comparison.base, dict.fromkeys(one.model for one in comparison.gains)
     number = min(EXAMPLES, max(1, MOST // (2 * max(1, len(others)))))
     for other in others:
-        both = [i for i in range(len(comparison.columns)) if (base, i) in results and (other, i) in results]
-        columns = {comparison.columns[i].set: i for i in reversed(both)}.values()
-        for better, worse in ((other, base), (base, other)):
+        both = [
+            i
+            for i in dict.fromkeys(x.column for x in comparison.gains if x.model == other)
+            if (base, i) in results
+        ]
+        columns = {comparison.columns[i].set: i for i in reversed(both)}.values()  # the first of each set
+        for pair in ((other, base), (base, other)):
             lists = [
-                [(i, q) for q in most_apart(results[better, i], results[worse, i], number)] for i in columns
+                most_apart(results[pair[0], i], results[pair[1], i], number, i) for i in reversed(columns)
             ]
-            turns = [one for turn in zip_longest(*reversed(lists)) for one in turn if one is not None]
+            turns = [one for turn in zip_longest(*lists) for one in turn if one is not None]
             if turns:
-                yield Disagreement(better, worse, tuple(turns[:number]))
+                yield *pair, turns[:number]
 
 
 def _looks(
-    path: str, queries: Sequence[tuple[int, Query]], records: Mapping[int, Records], describe: Describe
-) -> Iterator[tuple[tuple[int, int, int], CaseImage]]:
-    """The right images of some texts as a model sees them, by column, row and number of the text."""
-    if not queries:
-        return
-    model = load(path)
-    descriptions = describe(model, path)
-    for column in {column for column, _ in queries}:
-        own, some = records[column], [q for c, q in queries if c == column]
-        null = own.others({q.image for q in some})
-        for q in some:
-            record, image, text = own.record(q.image), own.image(q.image), own.texts(q.image)[q.text :]
-            if record is None or isinstance(image, MissingImage) or not text or not model.method.has_layout:
-                continue
-            dense = None if descriptions is None else descriptions.of(record)
-            look = by_sentence(look_at(model, model.cropped(image), text[0], dense, null))
-            yield (column, q.image, q.text), look._replace(whole=whole_image(model, image, SIDE))
+    model: Entrant, queries: Sequence[Query], records: Mapping[int, Records], describe: Describe
+) -> Looks:
+    """The right images of some texts as a model sees them."""
+    out, opened = Looks(), load(model.paths[0]) if queries else None
+    if opened is None or not opened.method.has_layout:
+        return out
+    descriptions = describe(opened, model.paths[0])
+    for column in {query.column for query in queries}:
+        own, some = records[column], [query for query in queries if query.column == column]
+        null = own.others({query.image for query in some})
+        for query in some:
+            record, image, text = own.record(query.image), own.image(query.image), own.texts(query.image)
+            if record is not None and not isinstance(image, MissingImage):
+                dense = None if descriptions is None else descriptions.of(record)
+                look = by_sentence(look_at(opened, opened.cropped(image), text[query.text], dense, null))
+                out[model.name, *query[:3]] = look._replace(whole=whole_image(opened, image, SIDE))
+    return out
 
 
 def _case(
-    comparison: Comparison,
-    pair: Disagreement,
-    number: int,
-    records: Mapping[int, Records],
-    looks: Mapping[Place, CaseImage],
+    models: Sequence[str], query: Query, column: Column, own: Records, looks: Looks, name: str
 ) -> Markup:
     """A text, and for each of two models the image that it ranks first, and its heat in the right one."""
-    column, query = pair.queries[number]
-    own, cases = records[column], []
-    where = comparison.columns[column]
-    for model, rank, first in zip(pair[:2], query.ranks, query.first, strict=True):
-        panels, look = [], looks.get((model, column, query.image, query.text))
+    cases = []
+    for model, rank, first in zip(models, query.ranks, query.first, strict=True):
+        panels, look = [], looks.get((model, *query[:3]))
         if first != query.image:
             panels.append(
-                Panel("ranked first", own.small(first), alt=f"{own.keys[first]}, a wrong image", right=False)
+                Panel("ranked first", own.image(first), alt=f"{own.keys[first]}, a wrong image", right=False)
             )
         if look is None:
-            panels.append(
-                Panel("", own.small(query.image), alt=f"{own.keys[query.image]}, the right image", right=True)
-            )
+            alt = f"{own.keys[query.image]}, the right image"
+            panels.append(Panel("", own.image(query.image), alt=alt, right=True))
         title, row = f"{model}: rank {rank:,}", [Row(panels)] if panels else []
-        cases.append(Case(title, f"of {where.images:,}, {where.set}", rank == 1, rows=row, look=look))
-    text = own.texts(query.image)[query.text :] or [f"the text of {own.keys[query.image]} is gone"]
-    name = f"apart-{pair.better}-{pair.worse}-{number}-"
+        about, head = f"of {column.images:,}, {column.title}", "The right image"
+        cases.append(Case(title, about, rank == 1, rows=row, look_title=head, look=look))
+    text = own.texts(query.image)[query.text :] or [f"The text of {own.keys[query.image]} is gone."]
     return render("rows.html", kind="apart", lead=text[0], parts=[cases_html(cases, name)])
