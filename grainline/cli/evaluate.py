@@ -117,8 +117,8 @@ def compare(  # noqa: PLR0913 - each is an option of the command
         say=lambda line: print(line, file=sys.stderr), **settings,
     )  # fmt: skip
     print(result)
-    if settings["json"] is not None:
-        print(f"written: {settings['json']}")
+    for path in filter(None, (settings["json"], settings["out"])):
+        print(f"written: {path}")
 
 
 @from_signature()

@@ -43,7 +43,8 @@ app = typer.Typer(
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 SWITCHES = ("--quiet", "-q", "--trust-code")  # taken behind the command too
-VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors", "--results")
+VARIADIC: tuple[str, ...] = "--data", "--set", "--validation", "--text", "--descriptions", "--vectors"
+VARIADIC += "--results", "--datasets"
 OF_COMPARE = ("--suite", "--captions", "--measures")  # options that take several values in that command
 
 
@@ -141,7 +142,7 @@ app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --
     evaluate.evaluate
 )
 app.command(
-    rich_help_panel=TRAIN, epilog="Example: grainline compare runs/a runs/b --data photos/ --json x.json"
+    rich_help_panel=TRAIN, epilog="Example: grainline compare runs/a runs/b --data photos/ --out page.html"
 )(evaluate.compare)
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline suites retrieval")(evaluate.suites)
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline encode runs/x photos/ --out vectors/")(
@@ -185,12 +186,14 @@ def push(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     *,
     results: list[str] | None = None,
+    datasets: list[str] | None = None,
     **settings: Any,
 ) -> None:
     """Upload a model with its card to the Hugging Face hub. Log in with `hf auth login`, or set HF_TOKEN.
 
-    run      run folder, or a folder of weights inside one
-    results  for the card: files of `evaluate RUN --json`
+    run       run folder, or a folder of weights inside one
+    results   for the card: files of `evaluate RUN --json`
+    datasets  for the card: what it was trained on, as the hub names it: nlphuji/flickr30k
     """
     check_model(run)
     from grainline.config import HUB_NAME
@@ -199,7 +202,8 @@ def push(
         raise UserError(f"{name} is no name of the Hugging Face hub; write it as owner/model")
     from grainline.loading import load
 
-    print(load(run, device="cpu").push_to_hub(name, results=results or (), **settings))
+    model = load(run, device="cpu")
+    print(model.push_to_hub(name, results=results or (), datasets=datasets or (), **settings))
 
 
 def main() -> NoReturn:

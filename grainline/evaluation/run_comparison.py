@@ -14,6 +14,7 @@ from grainline.errors import UserError, checked, suggestion
 from grainline.evaluation.compare import Differences
 from grainline.evaluation.compare import compare as compare_results
 from grainline.evaluation.comparison import Column, Comparison, Entrant
+from grainline.evaluation.comparison_page import write_cards, write_comparison_html
 from grainline.evaluation.comparison_results import (
     Describe,
     Facts,
@@ -51,6 +52,7 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     max_corrupt: float = MAX_CORRUPT,
     memory: int = MEMORY,
     json: str | Path | None = None,
+    out: str | Path | None = None,
     descriptions: Describe = lambda model, path: None,  # noqa: ARG005
     skip_overlap: bool = False,
     say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
@@ -69,13 +71,14 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     measures  metrics that differences and ranks are about (default: those that head a suite's page, rSum)
     base      name of the model that differences are measured from (default: the first)
     results   folder for the result of each model, set and suite, where a stopped comparison goes on (default:
-              beside the JSON file)
+              beside the page, or the JSON file); cards/NAME/README.md there is a model card of each model
     images    folder of the images, for data that name them by path
     batch_size   images and texts encoded at a time
     seed      of the bootstrap
     max_corrupt  share of samples that may be skipped
     memory    bytes of a tile of scores
     json      file for the whole comparison
+    out       file for the page: values, differences, ranks, costs, and the texts on which models disagree
     descriptions  of the images, for a model that reads them
     skip_overlap  do not look for images of the sets in the training data, which reads all of both once
     say       is called with a line before each measurement
@@ -88,8 +91,9 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
             how = "models need data: --data PATH... (data=... in Python)"
             raise UserError(f"two results of evaluate, or their files, are compared as they are; {how}")
         return compare_results(*models)
-    if json is not None:
-        writable(Path(json))
+    for file in (json, out):
+        if file is not None:
+            writable(Path(file))
     if any(not isinstance(one, str | Path) for one in models):
         raise UserError("with data, models are paths or names; save a model first")
     paths = {name: _seeds(path) for name, path in named(list(map(str, models))).items()}
@@ -109,7 +113,8 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
         for one, mode in modes
     ]
     with TemporaryDirectory() as temporary:
-        keep = results or (json and f"{Path(json).with_suffix('')}.results")
+        beside = out or json
+        keep = results or (beside and f"{Path(beside).with_suffix('')}.results")
         folder = Path(keep or temporary)
         writable(folder / "x.json")
         by_path = _measure(facts, tasks, folder, descriptions, say, show_progress_bar)
@@ -126,6 +131,10 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     comparison = comparison._replace(overlaps=overlaps)
     if json is not None:
         comparison.save(json)
+    if keep:
+        write_cards(comparison, folder / "cards")
+    if out is not None:
+        write_comparison_html(out, comparison, sources, descriptions)
     return comparison
 
 
