@@ -29,7 +29,7 @@ class Cost(NamedTuple):
     ms_text: float
     ms_query: float | None  # to score one text against all images of the gallery
     gallery: int  # images
-    peak_mb: float  # on the GPU what torch allocated, else all memory of the process
+    peak_mb: float  # on the GPU what torch allocated, else the whole process, with what earlier models left
 
     @property
     def images_per_second(self) -> float:
