@@ -307,6 +307,7 @@ class Model:
                  of the run is in it
         """
         place = path_of(path, "the folder of the model")
+        hub.require_free(place)
         own = fingerprint(self) if results else ""
         measured = [hub.read_result(Path(result), own) for result in results]
         name, facts = name or place.resolve().name, self.facts()
