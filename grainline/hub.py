@@ -22,18 +22,13 @@ from grainline.files import reason, write_text
 from grainline.weights import MODEL, save_weights
 
 CARD = "README.md"
+START = "its start"  # the name of the weights before the first step, among the parts of an average
 
 
 def save(
     folder: Path, description: Description, method: nn.Module, tokenizer: TextTokenizer, card: str
 ) -> None:
-    """Write the folder. Raises UserError where it holds something else, or cannot be written."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; name a new folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MODEL).is_file():
-        raise UserError(f"{folder} is not empty and holds no model; name a new folder")
-    if (folder / "recipe.yaml").exists():
-        raise UserError(f"{folder} is the folder of a run; name a new folder")
+    """Write the folder, which `require_free` has checked. Raises UserError where it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_description(folder, description, shared=True)
@@ -42,6 +37,16 @@ def save(
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {reason(error)}; name another folder") from None
     save_weights(folder / MODEL, method)
+
+
+def require_free(folder: Path) -> None:
+    """Raise UserError for a folder that holds something other than a saved model."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a new folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MODEL).is_file():
+        raise UserError(f"{folder} is not empty and holds no model; name a new folder")
+    if (folder / "recipe.yaml").exists():
+        raise UserError(f"{folder} is the folder of a run; name a new folder")
 
 
 def push(folder_of: Any, name: str, *, private: bool, token: str | None, message: str) -> str:
@@ -85,7 +90,7 @@ def fingerprint(model: Any) -> str:
     config: dict[str, Any] = {}
     for name, x in model.description.config.model_dump(mode="json").items():
         if isinstance(x, dict):
-            own = _without_paths(x)
+            own = without_paths(x)
             config[name] = _with_version({k: y for k, y in own.items() if (k, y) not in LATER})
         elif name not in ("pretrained", "dropout") and (name, x) not in LATER:
             config[name] = x
@@ -107,7 +112,7 @@ def image_fingerprint(side: Config, encoder: nn.Module) -> str:
         facts["config"] = sides_of(side.architecture)["image"]
     if "superpixels" in facts:
         del facts["superpixels"]["checkpoint"]  # a path
-        facts = _without_paths(facts)
+        facts = without_paths(facts)
     return _digest(_with_version(facts), encoder)[:16]
 
 
@@ -116,11 +121,11 @@ def text_fingerprint(side: PretrainedTextConfig, encoder: nn.Module, tokenizer: 
     return _digest([side.architecture, tokenizer.to_json()], encoder)[:16]
 
 
-def _without_paths(side: dict[str, Any]) -> dict[str, Any]:
+def without_paths(side: dict[str, Any]) -> dict[str, Any]:
     """The fields of a side, and of the encoder inside it, that vectors depend on."""
     out = {k: x for k, x in side.items() if k not in ("pretrained", "frozen_positions", "tune", "rate")}
     encoder = out.pop("encoder", None)
-    return out if encoder is None else out | {"encoder": _without_paths(encoder)}
+    return out if encoder is None else out | {"encoder": without_paths(encoder)}
 
 
 def _with_version(side: dict[str, Any]) -> dict[str, Any]:

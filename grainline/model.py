@@ -309,6 +309,7 @@ class Model:
                   of the run is in it
         """
         place = path_of(path, "the folder of the model")
+        hub.require_free(place)
         own = fingerprint(self) if results else ""
         measured = [model_card.read_result(Path(result), own) for result in results]
         card = model_card.model_card(self, name or place.resolve().name, measured, licence, datasets)

@@ -133,7 +133,18 @@ def training_facts(run: Path) -> dict[str, str]:
         "budget": f"{steps:,} steps of {batch:,} images" if steps and batch else "",
         "starts from": without_folders(str(started)),
         "seed": str(train.get("seed", 0)),
+        "weights": averaged(recipe),
     }
+
+
+def averaged(recipe: Mapping[str, Any]) -> str:
+    """The average of weights that a recipe.yaml names, in words; "" for the weights of one run.
+
+    >>> averaged({"average": {"/home/me/runs/tuned": 0.25, "its start": 0.75}})
+    'the average of tuned (0.25) and its start (0.75)'
+    """
+    parts = [f"{without_folders(path)} ({share:.4g})" for path, share in recipe.get("average", {}).items()]
+    return f"the average of {', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
 
 
 def weakness(run: Path | None) -> str:

@@ -43,7 +43,7 @@ app = typer.Typer(
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 SWITCHES = ("--quiet", "-q", "--trust-code")  # taken behind the command too
-VARIADIC: tuple[str, ...] = "--data", "--set", "--validation", "--text", "--descriptions", "--vectors"
+VARIADIC: tuple[str, ...] = "--with", "--data", "--set", "--validation", "--text", "--descriptions", "--vectors"
 VARIADIC += "--results", "--datasets"
 OF_COMPARE = ("--suite", "--captions", "--measures")  # options that take several values in that command
 
@@ -152,6 +152,27 @@ app.command(
     rich_help_panel=TRAIN,
     epilog='Example: grainline show runs/x photo.jpg --text "A dog runs. The sea is grey." --out look.png',
 )(evaluate.show)
+
+
+@app.command(
+    rich_help_panel=TRAIN, epilog="Example: grainline average runs/tuned --weight 0.5 --out runs/mixed"
+)
+@from_signature("training/average.py:average")
+def average(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    *,
+    out: Path,
+    others: Annotated[list[str] | None, typer.Option("--with")] = None,
+    **settings: Any,
+) -> None:
+    """Average the weights of a run with those it started from (WiSE-FT), or with other runs (a soup)."""
+    for name in (run, *(others or ())):
+        check_model(name)
+    from grainline.training.average import average as mean
+
+    print(f"written: {mean(run, out, others=others or (), **settings)}")
+
+
 app.add_typer(index.index, name="index", rich_help_panel=SEARCH)
 app.command(rich_help_panel=SEARCH, epilog='Example: grainline search photos.index "A brown dog." --open')(
     index.search

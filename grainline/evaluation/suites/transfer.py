@@ -25,6 +25,7 @@ from grainline.evaluation.encode import Encodings, Progress
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import Outcomes, Settings, Strings, count_notes
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
+from grainline.hub import START
 from grainline.loading import find_run
 from grainline.model import Model
 
@@ -119,6 +120,8 @@ def training_of(model: str, paths: Sequence[str] = ()) -> Training:
             own = recipe_data.get("paths") or ()
             data += [Named(path, images if images and _takes(path) else None, name) for path in own]
         unknown += [f"the checkpoint {checkpoint}" for checkpoint in _pretrained(values.get("model"))]
+        averaged = (part for part in values.get("average", ()) if part != START)
+        unknown += [f"the checkpoint {part}" for part in averaged if _home(part) is None]
         before = values.get("init_from")
         home, name = (None, name) if before is None else (_home(before), before)
         if before is not None and home is None:
