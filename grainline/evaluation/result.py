@@ -22,9 +22,9 @@ from grainline.data.record import Source
 from grainline.errors import UserError, amount, checked, escape_controls
 from grainline.files import STATE, is_stream, read_plain, reason, temporary_path
 from grainline.hub import fingerprint
-from grainline.model_card import training_facts
 from grainline.loading import find_run
 from grainline.model import Model
+from grainline.model_card import training_facts
 from grainline.report.page import render, write_page
 
 DECIMALS = {"%": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}

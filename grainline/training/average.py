@@ -20,6 +20,7 @@ from grainline.errors import UserError, checked, path_of
 from grainline.files import write_text
 from grainline.loading import find_run, load
 from grainline.model import Model
+from grainline.model_card import model_card
 from grainline.training.inputs import first_model
 from grainline.training.recipe import read_recipe
 
@@ -61,7 +62,8 @@ def average(
     place.mkdir(parents=True, exist_ok=True)
     recipe = _recipe(names) | {"average": dict(zip(names, shares, strict=True))}
     write_text(place / "recipe.yaml", yaml.safe_dump(recipe, sort_keys=False))
-    card = hub.model_card(first.description, first.facts(), place, [], place.resolve().name, None)
+    first.run = place  # for the card
+    card = model_card(first, place.resolve().name)
     hub.save(place, first.description, first.method, first.tokenizer, card)
     return place
 
