@@ -26,16 +26,12 @@ VALUES = (
     "\N{BLACK STAR} is the best of its column, where its difference from each other model is sure. A drawing"
     " begins at 0, or at the lowest number of its column; the upright line is chance."
 )
-RANKS = (
-    "The drawing has the mean rank and its interval over the resamples, from 1 on the left to the last place."
-)
+RANKS = "The drawing has the mean rank and its interval over the resamples, from the first place to the last."
+COPIES = ["model", "set", "images", "the same", "look the same", ""]
 
 
 def write_comparison_html(
-    path: str | Path,
-    comparison: Comparison,
-    sources: Mapping[str, Source],
-    describe: Describe,
+    path: str | Path, comparison: Comparison, sources: Mapping[str, Source], describe: Describe
 ) -> None:
     """Write the page. Raises UserError if the place cannot be written.
 
@@ -47,12 +43,10 @@ def write_comparison_html(
     if comparison.ranks:
         parts = [_standings(comparison), hint(f"{meaning(comparison)} {RANKS}")]
         sections.append(Section("Differences and ranks", card(parts)))
-    models = [
-        _models(comparison),
-        Table("Time and memory", *comparison.tables()[-1][1:]),
-        _overlaps(comparison),
-    ]
-    sections.append(Section("Models", Markup().join(table_html(one) for one in models if one.rows)))
+    copies = [[x.model, x.set, *map(str, x[2:])] for x in comparison.overlaps]
+    models = [_models(comparison), Table("Time and memory", *comparison.tables()[-1][1:])]
+    models += [Table("Images of the sets among training images", COPIES, copies, (1, 5))] * bool(copies)
+    sections.append(Section("Models", Markup().join(map(table_html, models))))
     cells = [(f"{one.model}, {names[one.column].title}", one) for one in comparison.cells]
     if missing := [f"{where}: {one.reason}" for where, one in cells if one.reason]:
         sections.append(Section("Not measured", card([notes(missing)])))
@@ -60,29 +54,27 @@ def write_comparison_html(
     remarks = [*comparison.notes, *(f"{where}: {x}" for where, one in cells for x in one.notes)]
     about = facts({**comparison.settings, **comparison.versions}, "Settings, versions")
     sections.append(Section("Notes", card([notes(remarks), folded("Settings, versions", about)])))
-    foot = [f"Measured at {comparison.time}."]
-    write_page(path, render_page(title, notes(list(findings(comparison))), sections, foot))
+    lead = notes(list(findings(comparison)))
+    write_page(path, render_page(title, lead, sections, [f"Measured at {comparison.time}."]))
 
 
 def write_cards(comparison: Comparison, folder: Path) -> None:
     """Write a model card of each model with its results, as folder/NAME/README.md."""
+    names = [re.sub(r"[^\w-]+", "-", one.name).strip("-") or "model" for one in comparison.models]
     for i, one in enumerate(comparison.models):
         if one.kind == "model":
             files = [cell.files[0] for cell in comparison.cells if cell.model == one.name and cell.files]
             results = [read_result(Path(file), one.fingerprints[0]) for file in files]
-            name = re.sub(r"[^\w-]+", "-", one.name).strip("-") or str(i)
+            name = names[i] if names.index(names[i]) == i else f"{names[i]}-{i + 1}"
             write_page(folder / name / CARD, model_card(load(one.paths[0]), one.name, results))
 
 
 def findings(comparison: Comparison) -> Iterator[str]:
     """What a reader can act on, in sentences: the best of each column, sure differences, how many are not."""
-    for i, column in enumerate(comparison.columns):
-        for measure in column.measures[:1]:
-            best = sure_best(comparison, i, measure)
-            metric = comparison.cell(best, i).metric(measure) if best else None
-            if metric is not None:
-                number = f"{metric.text(metric.value)} ({metric.ends()})"
-                yield f"{best} is the best in {measure} on {column.title}: {number}."
+    for i, measure in _measures(comparison):
+        column, best = comparison.columns[i], sure_best(comparison, i, measure)
+        if best and measure == column.measures[0] and (m := comparison.cell(best, i).metric(measure)):
+            yield f"{best} is the best in {measure} on {column.title}: {m.text(m.value)} ({m.ends()})."
     sure = [one for one in comparison.gains if one.verdict != "undecided"]
     for one in sure[:SENTENCES]:
         yield in_words(comparison, one)
@@ -140,13 +132,10 @@ def _values(comparison: Comparison) -> Markup:
 
 def _standings(comparison: Comparison) -> Markup:
     """The difference of each model from the base with its verdict, and its rank."""
-    number = Counter((one.column, one.measure) for one in comparison.ranks)
-    drawn = {
-        (x.model, x.column, x.measure): whisker(
-            x.mean, x.low, x.high, None, (1.0, float(number[x.column, x.measure])), WIDTH
-        )
-        for x in comparison.ranks
-    }
+    number, drawn = Counter((one.column, one.measure) for one in comparison.ranks), {}
+    for one in comparison.ranks:
+        span = 1.0, float(number[one.column, one.measure])
+        drawn[one.model, one.column, one.measure] = whisker(one.mean, one.low, one.high, None, span, WIDTH)
     return _matrix("standings", comparison, drawn=drawn, signed=_signed)
 
 
@@ -171,17 +160,3 @@ def _models(comparison: Comparison) -> Table:
         trained = "not known" if one.trained_on is None else ", ".join(one.trained_on) or "nothing"
         rows.append([one.name, "; ".join(about) or one.kind, trained, ", ".join(one.paths)])
     return Table("What they are", ["model", "method and encoders", "trained on", "path"], rows, (1, 2, 3))
-
-
-def _overlaps(comparison: Comparison) -> Table:
-    """Test images among training images."""
-    rows = [
-        [one.model, one.set, f"{one.images:,}", f"{one.exact:,}", f"{one.near:,}", one.note]
-        for one in comparison.overlaps
-    ]
-    return Table(
-        "Test images among training images",
-        ["model", "set", "images", "the same", "look the same", ""],
-        rows,
-        (1, 5),
-    )
