@@ -288,6 +288,7 @@ def test_what_a_model_cannot_do_is_a_cell_with_its_reason(capsys: pytest.Capture
         ),
         (("a", "b"), "cannot read"),
         (("a",), "models need data"),
+        (("a.json", "b.json", "--out", "x.html"), "needs data"),
     ],
 )
 @pytest.mark.usefixtures("_models")

@@ -83,7 +83,7 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command; half is signa
 def compare(  # noqa: PLR0913 - each is an option of the command
     models: Annotated[list[str], typer.Argument(metavar="MODEL...")],
     *,
-    data: Data = None,
+    data: list[str] | None = None,
     suite: Annotated[list[str] | None, typer.Option(autocompletion=names_of)] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", autocompletion=fields_of)] = None,
     captions: list[str] | None = None,

@@ -86,20 +86,12 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     Raises UserError, before anything is measured, for models and data that cannot be loaded. What a model
     cannot do is a cell with its reason.
     """
+    files = [Path(file) for file in (json, out) if file is not None]
     if data is None:
-        if len(models) != 2:
-            how = "models need data: --data PATH... (data=... in Python)"
-            raise UserError(f"two results of evaluate, or their files, are compared as they are; {how}")
-        return compare_results(*models)
-    for file in (json, out):
-        if file is not None:
-            writable(Path(file))
-    if any(not isinstance(one, str | Path) for one in models):
-        raise UserError("with data, models are paths or names; save a model first")
-    paths = {name: _seeds(path) for name, path in named(list(map(str, models))).items()}
-    base = next(iter(paths), "") if base is None else base
-    if base not in paths:
-        raise UserError(f"no model {base!r}{suggestion(base, paths)}; there are {', '.join(paths) or 'none'}")
+        return _two_results(models, files)
+    for file in files:
+        writable(file)
+    paths, base = _named_models(models, base)
     suites = _suites(_several(suite), changes)
     modes = _modes(suites, _several(captions))
     facts = _all_facts([path for some in paths.values() for path in some], descriptions)
@@ -136,6 +128,29 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     if out is not None:
         write_comparison_html(out, comparison, sources, descriptions)
     return comparison
+
+
+def _two_results(models: Sequence[Any], files: Sequence[Path]) -> Differences:
+    """The differences of two results. Raises UserError for another number of them, and for files."""
+    if len(models) != 2:
+        how = "models need data: --data PATH... (data=... in Python)"
+        raise UserError(f"two results of evaluate, or their files, are compared as they are; {how}")
+    if files:
+        raise UserError(
+            f"two results give a table, not {files[0]}; a page of models needs data: --data PATH..."
+        )
+    return compare_results(*models)
+
+
+def _named_models(models: Sequence[Any], base: str | None) -> tuple[dict[str, tuple[str, ...]], str]:
+    """The paths of each model by its name, and the name of the base. Raises UserError for an unknown base."""
+    if any(not isinstance(one, str | Path) for one in models):
+        raise UserError("with data, models are paths or names; save a model first")
+    paths = {name: _seeds(path) for name, path in named(list(map(str, models))).items()}
+    base = next(iter(paths), "") if base is None else base
+    if base not in paths:
+        raise UserError(f"no model {base!r}{suggestion(base, paths)}; there are {', '.join(paths) or 'none'}")
+    return paths, base
 
 
 def named(values: Strings) -> dict[str, str]:
