@@ -103,9 +103,7 @@ def require_same(first: Model, other: Model, name: str, other_name: str) -> None
         if forms[0] != forms[1]:
             wrong = f"{tensor} is {forms[0]} in {name} and {forms[1]} in {other_name}"
             if "position" in tensor and "absent" not in forms:
-                wrong += (
-                    ", stretched for other texts or images; the start of a run is stretched as the run is"
-                )
+                wrong += ", stretched for other texts or images; the start of a run is stretched as it is"
             raise UserError(f"{wrong}: {ALIKE}")
     for side in ("image", "text"):
         sides = [getattr(model.description.config, side).model_dump() for model in (first, other)]
