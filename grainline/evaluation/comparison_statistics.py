@@ -122,12 +122,9 @@ def _full(column: Column, result: Result, measures: Sequence[str]) -> Column:
 
 def _by_seed(results: Sequence[Result], base: Sequence[Result], measure: str) -> tuple[float, ...]:
     """The difference of each seed to that of the base in its place, else to the mean of the base."""
-    ours, theirs = ([one.metric(measure).value for one in some] for some in (results, base))
-    if len(ours) != len(theirs):
-        ours, theirs = (
-            (ours, [float(np.mean(theirs))] * len(ours)) if len(ours) > 1 else (ours * len(theirs), theirs)
-        )
-    return tuple(a - b for a, b in zip(ours, theirs, strict=True)) if len(ours) > 1 else ()
+    ours, theirs = (np.array([one.metric(measure).value for one in some]) for some in (results, base))
+    differences = ours - (theirs if len(ours) in (1, len(theirs)) else theirs.mean())
+    return tuple(map(float, differences)) if len(differences) > 1 else ()
 
 
 def two_sided(samples: np.ndarray) -> float:

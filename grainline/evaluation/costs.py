@@ -20,6 +20,7 @@ from grainline.system import resident_memory
 from grainline.types import Encoded, Images, Texts, each, rows
 
 QUERIES = 5  # that are timed against the gallery
+SIDES = "image", "text"
 
 
 class Meter:
@@ -132,6 +133,3 @@ def cost_of(counts: Sequence[dict[str, Any]]) -> Cost | None:
     devices = "; ".join(dict.fromkeys(one["device"] for one in counts))
     peak = max(one["peak"] for one in counts) / 2**20
     return Cost(devices, sums["image"][0], images, sums["text"][0], texts, query, largest["gallery"], peak)
-
-
-SIDES = "image", "text"

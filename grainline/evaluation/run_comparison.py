@@ -15,14 +15,7 @@ from grainline.evaluation.compare import Differences
 from grainline.evaluation.compare import compare as compare_results
 from grainline.evaluation.comparison import Column, Comparison, Entrant
 from grainline.evaluation.comparison_page import write_cards, write_comparison_html
-from grainline.evaluation.comparison_results import (
-    Describe,
-    Facts,
-    Task,
-    facts_of,
-    place_of,
-    results_of,
-)
+from grainline.evaluation.comparison_results import Describe, Facts, Task, facts_of, place_of, results_of
 from grainline.evaluation.comparison_statistics import Outcome, assembled
 from grainline.evaluation.costs import cost_of
 from grainline.evaluation.encode import Captions
@@ -205,9 +198,8 @@ def _modes(suites: Sequence[Suite[Any]], captions: Strings) -> list[tuple[Suite[
     for suite, mode in product(suites, captions):
         with suppress(UserError):
             out.append((suite, suite.choose_captions(mode)))
-    for mode in captions:
-        if mode not in [allowed for _, allowed in out]:
-            suites[0].choose_captions(mode)
+    for mode in sorted({*captions} - {allowed for _, allowed in out}):
+        suites[0].choose_captions(mode)
     return out + [(one, None) for one in suites if all(one is not suite for suite, _ in out)]
 
 
