@@ -24,7 +24,7 @@ from grainline.evaluation.comparison import (
     Rank,
 )
 from grainline.evaluation.comparison_page import findings, sure_best, write_comparison_html
-from grainline.evaluation.disagreements import most_apart
+from grainline.evaluation.disagreements import most_different
 from grainline.evaluation.result import Metric, Result
 
 DATA = "scenes:dev?count=24&size=32"
@@ -131,7 +131,7 @@ def result(rng: np.random.Generator, sizes: list[int]) -> Result:
     return Result("retrieval", "plain", (), {}, {}, {}, 0, "", (), {"folds": folds})
 
 
-def slow_most_apart(better: Result, worse: Result, number: int) -> list[tuple[Any, ...]]:
+def slow_most_different(better: Result, worse: Result, number: int) -> list[tuple[Any, ...]]:
     """The smallest fraction again and again, of images that were not taken."""
     queries = []
     for a, b in zip(better.queries["folds"], worse.queries["folds"], strict=True):
@@ -159,10 +159,10 @@ def test_disagreements_are_the_largest_factors_of_ranks_one_an_image(number: int
     rng = np.random.default_rng(number)
     a, b = result(rng, [7, 5]), result(rng, [7, 5])
     for better, worse in ((a, b), (b, a)):
-        assert [tuple(one) for one in most_apart(better, worse, number)] == slow_most_apart(
+        assert [tuple(one) for one in most_different(better, worse, number)] == slow_most_different(
             better, worse, number
         )
-    assert most_apart(a, a, number) == []
+    assert most_different(a, a, number) == []
 
 
 def test_examples_show_both_models_and_the_heat_of_those_that_look(

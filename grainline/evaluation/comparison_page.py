@@ -20,7 +20,7 @@ from grainline.report.case import Table, table_html
 from grainline.report.charts import whisker
 from grainline.report.page import Section, card, facts, folded, hint, notes, render, render_page, write_page
 
-SENTENCES = 8  # about differences, on top of the page
+SENTENCES = 6  # about differences, on top of the page
 WIDTH = 96  # pixels of a drawing in a cell
 VALUES = (
     "\N{BLACK STAR} is the best of its column, where its difference from each other model is sure. A drawing"
@@ -70,12 +70,13 @@ def write_cards(comparison: Comparison, folder: Path) -> None:
 
 
 def findings(comparison: Comparison) -> Iterator[str]:
-    """What a reader can act on, in sentences: the best of each column, sure differences, how many are not."""
+    """Sentences that a reader can act on: the best of each column, sure differences, the number of others."""
     for i, measure in _measures(comparison):
         column, best = comparison.columns[i], sure_best(comparison, i, measure)
         if best and measure == column.measures[0] and (m := comparison.cell(best, i).metric(measure)):
             yield f"{best} is the best in {measure} on {column.title}: {m.text(m.value)} ({m.ends()})."
     sure = [one for one in comparison.gains if one.verdict != "undecided"]
+    sure.sort(key=lambda one: comparison.columns[one.column].measures.index(one.measure))
     for one in sure[:SENTENCES]:
         yield in_words(comparison, one)
     if len(sure) > SENTENCES:
@@ -116,7 +117,7 @@ def sure_best(comparison: Comparison, column: int, measure: str) -> str:
 
 def _values(comparison: Comparison) -> Markup:
     """Models and measures with intervals; below them chance, and what papers have."""
-    drawn, chance = dict[tuple[str, int, str], Markup](), dict[tuple[int, str], str]()
+    drawings, chance = dict[tuple[str, int, str], Markup](), dict[tuple[int, str], str]()
     for i, measure in _measures(comparison):
         some = {one.model: m for one in comparison.cells if one.column == i and (m := one.metric(measure))}
         chances = [m.chance for m in some.values() if m.chance is not None]
@@ -124,19 +125,19 @@ def _values(comparison: Comparison) -> Markup:
         span = min(0.0, *numbers), max(numbers, default=1.0)
         chance[i, measure] = next((m.text(m.chance) for m in some.values() if m.chance is not None), "")
         for model, m in some.items():
-            drawn[model, i, measure] = whisker(m.value, m.low, m.high, m.chance, span, WIDTH)
+            drawings[model, i, measure] = whisker(m.value, m.low, m.high, m.chance, span, WIDTH)
     papers = dict.fromkeys((one.model, one.source) for x in comparison.columns for one in x.published)
     best = {(i, measure): sure_best(comparison, i, measure) for i, measure in _measures(comparison)}
-    return _matrix("values", comparison, drawn=drawn, chance=chance, papers=papers, best=best)
+    return _matrix("values", comparison, drawings=drawings, chance=chance, papers=papers, best=best)
 
 
 def _standings(comparison: Comparison) -> Markup:
     """The difference of each model from the base with its verdict, and its rank."""
-    number, drawn = Counter((one.column, one.measure) for one in comparison.ranks), {}
+    number, drawings = Counter((one.column, one.measure) for one in comparison.ranks), {}
     for one in comparison.ranks:
         span = 1.0, float(number[one.column, one.measure])
-        drawn[one.model, one.column, one.measure] = whisker(one.mean, one.low, one.high, None, span, WIDTH)
-    return _matrix("standings", comparison, drawn=drawn, signed=_signed)
+        drawings[one.model, one.column, one.measure] = whisker(one.mean, one.low, one.high, None, span, WIDTH)
+    return _matrix("standings", comparison, drawings=drawings, signed=_signed)
 
 
 def _matrix(kind: str, comparison: Comparison, **values: Any) -> Markup:
@@ -153,7 +154,7 @@ def _signed(number: float, unit: str, sign: str = "+") -> str:
 
 
 def _models(comparison: Comparison) -> Table:
-    """What each model is, and what it was trained on."""
+    """The table of methods, encoders and training data."""
     rows = []
     for one in comparison.models:
         about = [one.facts[x] for x in ("method", "image encoder", "text encoder") if x in one.facts]

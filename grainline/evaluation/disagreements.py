@@ -1,7 +1,7 @@
 """The texts of retrieval on which two models disagree most: both side by side, with heat in the right image.
 
-A result has the rank of the right image of each text, and the image that stands first. What disagrees is
-chosen from these numbers; then each model is loaded once, and looks at the right images that are shown.
+A result has the rank of the right image of each text, and the image that stands first. The examples are
+chosen by these numbers; then each model is loaded once, and looks at the right images that are shown.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ class Query(NamedTuple):
 Looks = dict[tuple[str, int, int, int], CaseImage]  # by model, column, image, text
 
 
-def most_apart(better: Result, worse: Result, number: int = EXAMPLES, column: int = 0) -> list[Query]:
+def most_different(better: Result, worse: Result, number: int = EXAMPLES, column: int = 0) -> list[Query]:
     """The texts whose rank by one model is the smallest part of that by the other, one of each image.
 
     Of equal parts the smaller rank comes first, then the order of the data.
@@ -65,10 +65,10 @@ def most_apart(better: Result, worse: Result, number: int = EXAMPLES, column: in
         for image, rank, top in zip(a["t2i"]["image"], ranks, first, strict=True):
             queries.append(Query(column, image, texts[image], rank, top))
             texts[image] += 1
-    apart = [one for one in queries if one.ranks[0] < one.ranks[1]]
-    apart.sort(key=lambda one: (one.ranks[0] / one.ranks[1], one.ranks[0]))
+    ahead = [one for one in queries if one.ranks[0] < one.ranks[1]]
+    ahead.sort(key=lambda one: (one.ranks[0] / one.ranks[1], one.ranks[0]))
     unique = dict[int, Query]()
-    for one in apart:
+    for one in ahead:
         unique.setdefault(one.image, one)
     return list(unique.values())[:number]
 
@@ -126,12 +126,12 @@ def disagreement_sections(
     """
     results = _results(comparison, sources)
     records = {i: Records(sources[comparison.columns[i].set], one) for (_, i), one in results.items()}
-    chosen, looks, out = list(_chosen(comparison, results)), Looks(), list[Section]()
+    examples, looks, out = list(_examples(comparison, results)), Looks(), list[Section]()
     for model in (one for one in comparison.models if one.kind == "model"):
-        queries = [query for *names, some in chosen if model.name in names for query in some]
+        queries = [query for *names, some in examples if model.name in names for query in some]
         with suppress(UserError):  # it is not there any more: then images are shown without heat
             looks |= _looks(model, queries, records, describe)
-    for better, worse, queries in chosen:
+    for better, worse, queries in examples:
         name = f"apart{len(out)}q"
         cases = [
             _case(
@@ -159,7 +159,7 @@ def _results(comparison: Comparison, sources: Mapping[str, Source]) -> dict[tupl
     return out
 
 
-def _chosen(
+def _examples(
     comparison: Comparison, results: Mapping[tuple[str, int], Result]
 ) -> Iterator[tuple[str, str, list[Query]]]:
     """Two models, the one that finds some texts farther up first, and these texts: of each set in turn."""
@@ -174,7 +174,7 @@ def _chosen(
         columns = {comparison.columns[i].set: i for i in reversed(both)}.values()  # the first of each set
         for pair in ((other, base), (base, other)):
             lists = [
-                most_apart(results[pair[0], i], results[pair[1], i], number, i) for i in reversed(columns)
+                most_different(results[pair[0], i], results[pair[1], i], number, i) for i in reversed(columns)
             ]
             turns = [one for turn in zip_longest(*lists) for one in turn if one is not None]
             if turns:
