@@ -138,6 +138,7 @@ def test_seeds_are_pooled_and_all_of_them_have_to_agree() -> None:
     results = [read(path) for path in cell.files]
     assert cell.metrics == pooled(results).metrics
     assert cell.seeds["rSum"] == tuple(one["rSum"].value for one in results)
+    assert f"; seeds {cell.seeds['rSum'][0]:.1f}, {cell.seeds['rSum'][1]:.1f})" in str(result)
     gain = result.gain("both", 0, "rSum")
     base = result.cell("c", 0).metric("rSum").value
     assert gain.seeds == tuple(value - base for value in cell.seeds["rSum"])

@@ -96,6 +96,14 @@ class Cell(NamedTuple):
     def metric(self, name: str) -> Metric | None:
         return next((one for one in self.metrics if one.name == name), None)
 
+    def text(self, name: str) -> str:
+        """The value of a metric with its interval and, where there are several, the value of each seed."""
+        one, seeds = self.metric(name), self.seeds.get(name, ())
+        if one is None:
+            return "-"
+        single = f"; seeds {', '.join(map(one.text, seeds))}" if len(seeds) > 1 else ""
+        return f"{one.text(one.value)} ({one.ends()}{single})"
+
 
 class Gain(NamedTuple):
     """A model minus the base, of one measure, over the same resamples of images."""
@@ -196,11 +204,11 @@ class Comparison(NamedTuple):
         return [*out, ("costs", head, [one.costs() for one in self.models])]
 
     def _values(self, number: int) -> Table:
-        """The values of a column with their intervals, and what papers have."""
+        """The values of a column, and what papers have."""
         column, rows, papers = self.columns[number], list[list[str]](), dict[str, dict[str, str]]()
         for model in self.models:
-            metrics = [self.cell(model.name, number).metric(name) for name in column.measures]
-            rows.append([model.name, *(f"{m.text(m.value)} ({m.ends()})" if m else "-" for m in metrics)])
+            cell = self.cell(model.name, number)
+            rows.append([model.name, *map(cell.text, column.measures)])
         for one in column.published:
             papers.setdefault(f"{one.model} ({one.source})", {})[one.measure] = f"{one.value:g}"
         rows += [[name, *(x.get(measure, "") for measure in column.measures)] for name, x in papers.items()]
