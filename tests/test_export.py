@@ -346,16 +346,16 @@ def test_scores_of_mteb_are_those_of_a_loop() -> None:
     results = mteb.evaluate(
         encoder, [Find(), Classes()], cache=None, encode_kwargs={"batch_size": 3}
     ).task_results
-    found, classes = (result.scores["test"][0] for result in results)
+    retrieval, classes = (result.scores["test"][0] for result in results)
     cosines = model.similarity(model.encode(images=images), model.encode(texts=texts))  # [8, 8]
     for k in (1, 3, 5):
         best = cosines.T.topk(k).indices.tolist()
-        assert found[f"recall_at_{k}"] == pytest.approx(
+        assert retrieval[f"recall_at_{k}"] == pytest.approx(
             np.mean([i in row for i, row in enumerate(best)]), abs=1e-4
         )
     right = [int(row.argmax()) == i % 3 for i, row in enumerate(cosines[:, :3])]
     assert classes["accuracy"] == pytest.approx(np.mean(right), abs=1e-4)
-    assert 0 < found["recall_at_3"] < 1
+    assert 0 < retrieval["recall_at_3"] < 1
     assert 0 < classes["accuracy"] < 1
     both = encoder.encode([{"text": texts[:2], "image": images[:2]}])
     alone = (

@@ -24,7 +24,7 @@ from grainline.nn.pooling import unit
 
 
 class Encoder:
-    """What mteb 2 calls an encoder (`EncoderProtocol`)."""
+    """An encoder in the sense of mteb 2 (`EncoderProtocol`)."""
 
     def __init__(self, model: Model | str | Path, revision: str | None = None, **options: Any) -> None:
         """model: a model, or what `grainline.load` takes, with `revision` and further options"""
