@@ -91,14 +91,7 @@ def model_card(
             version=__version__,
             facts={key: value for key, value in model.facts().items() if key != "device"},
             trained=None if model.run is None else training,
-            measured=[
-                (
-                    _heading(one),
-                    one["metrics"],
-                    [escape_controls(without_folders(x)) for x in one.get("notes", ())],
-                )
-                for one in measured
-            ],
+            measured=[(_heading(one), one["metrics"], _remarks(one)) for one in measured],
             limits=list(_limits(model, measured, training)),
             licence=licence,
         )
@@ -173,6 +166,10 @@ def _validation(run: Path | None) -> list[dict[str, Any]]:
 
 def _data(result: Mapping[str, Any]) -> str:
     return without_folders(result["data"]["path"])
+
+
+def _remarks(result: Mapping[str, Any]) -> list[str]:
+    return [escape_controls(without_folders(note)) for note in result.get("notes", ())]
 
 
 def _ways(result: Mapping[str, Any]) -> list[str]:

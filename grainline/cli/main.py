@@ -43,15 +43,7 @@ app = typer.Typer(
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 SWITCHES = ("--quiet", "-q", "--trust-code")  # taken behind the command too
-VARIADIC: tuple[str, ...] = (
-    "--with",
-    "--data",
-    "--set",
-    "--validation",
-    "--text",
-    "--descriptions",
-    "--vectors",
-)
+VARIADIC: tuple[str, ...] = "--with", "--data", "--set", "--validation", "--text", "--descriptions"
 VARIADIC += "--vectors", "--results", "--datasets"
 OF_COMPARE = ("--suite", "--captions", "--measures")  # options that take several values in that command
 

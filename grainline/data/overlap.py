@@ -79,9 +79,7 @@ class Overlap(NamedTuple):
     """The images of test data that are images of training data. Pairs are of a test and a training image."""
 
     exact: tuple[tuple[str, str], ...]  # keys of equal images, one pair for each test image that has a copy
-    near: tuple[
-        tuple[str, str], ...
-    ]  # keys of images that look the same, each with the nearest; not in exact
+    near: tuple[tuple[str, str], ...]  # those that look the same but are not in exact, with the nearest
     tested: int  # images of the test data that were compared
     trained: int  # images of the training data that were compared
     skipped: int  # images of both that cannot be read
@@ -104,14 +102,10 @@ def overlap(train: Sequence[Source], test: Source, progress: Progress | None = N
     hashes = [None if image.content in keys else image.bits for image in ours]
     for i, j, distance in near_copies(hashes, [image.bits for image in theirs]):
         nearest[i] = min(nearest.get(i, (distance, j)), (distance, j))
-    return Overlap(
-        tuple((image.key, keys[image.content]) for image in ours if image.content in keys),
-        tuple((ours[i].key, theirs[j].key) for i, (_, j) in sorted(nearest.items())),
-        len(ours),
-        len(theirs),
-        skipped,
-        max(0, sum(image.bits is not None for image in theirs) - LIMIT),
-    )
+    exact = tuple((image.key, keys[image.content]) for image in ours if image.content in keys)
+    near = tuple((ours[i].key, theirs[j].key) for i, (_, j) in sorted(nearest.items()))
+    unlike = max(0, sum(image.bits is not None for image in theirs) - LIMIT)
+    return Overlap(exact, near, len(ours), len(theirs), skipped, unlike)
 
 
 class _Image(NamedTuple):

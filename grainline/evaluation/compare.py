@@ -5,7 +5,6 @@ then cancels, and the interval of the difference is narrower than those of its t
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -130,29 +129,8 @@ def with_comparison(after: Result, before: Result, path: str) -> Result:
     scoring = before.settings.get("scoring")
     if after.settings.get("scoring") != scoring:
         notes += (f"{path} was made with other scores of pairs: {scoring or 'its only ones'}",)
-    notes += changed_ranks(after, before) + other_recipe(after, before)
+    notes += other_recipe(after, before)
     return after._replace(settings=after.settings | {"compared_to": entry}, notes=notes)
-
-
-def changed_ranks(after: Result, before: Result, number: int = 3) -> tuple[str, ...]:
-    """Notes on the queries of retrieval whose ranks changed by the largest factors, each way."""
-    notes: tuple[str, ...] = ()
-    folds = [*zip(after.queries.get("folds", ()), before.queries.get("folds", ()), strict=True)]
-    for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
-        changes = []
-        for one, other in folds:
-            texts, place = Counter(one[way]["image"]), Counter[int]()
-            ranks = zip(one[way]["image"], one[way]["rank"], other[way]["rank"], strict=True)
-            for image, rank, earlier in ranks:
-                place[image] += 1
-                query = after.queries["keys"][image] + f" (text {place[image]})" * (texts[image] > 1)
-                changes.append((rank / earlier, f"{query} {earlier:,} to {rank:,}"))
-        changes.sort()
-        better = [text for factor, text in changes[:number] if factor < 1]
-        worse = [text for factor, text in changes[::-1][:number] if factor > 1]
-        parts = [f"{word} {', '.join(some)}" for word, some in (("better", better), ("worse", worse)) if some]
-        notes += (f"{name}, ranks that changed most: {'; '.join(parts)}",) * bool(parts)
-    return notes
 
 
 def other_recipe(after: Result, before: Result) -> tuple[str, ...]:

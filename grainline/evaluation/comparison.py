@@ -31,10 +31,6 @@ class Cost(NamedTuple):
     gallery: int  # images
     peak_mb: float  # on the GPU what torch allocated, else the whole process, with what earlier models left
 
-    @property
-    def images_per_second(self) -> float:
-        return 1000 / self.ms_image if self.ms_image else 0.0
-
 
 class Entrant(NamedTuple):
     """A model of the comparison, or vectors of another program."""
@@ -192,10 +188,8 @@ class Comparison(NamedTuple):
 
     def tables(self) -> list[Table]:
         """A table for each column, one of ranks and differences, and one of costs."""
-        out, level = (
-            [self._values(i) for i, one in enumerate(self.columns) if one.images],
-            f"{self.settings['level']:.0%}",
-        )
+        out = [self._values(i) for i, one in enumerate(self.columns) if one.images]
+        level = f"{self.settings['level']:.0%}"
         if self.ranks:
             head = ["measure, model", "rank", level, "first", "difference", level, "Holm's p", "verdict"]
             rows = [self._standing(one) for one in self.ranks]

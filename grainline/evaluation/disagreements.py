@@ -133,16 +133,10 @@ def disagreement_sections(
             looks |= _looks(model, queries, records, describe)
     for better, worse, queries in examples:
         name = f"apart{len(out)}q"
+        places = [(comparison.columns[query.column], records[query.column]) for query in queries]
         cases = [
-            _case(
-                (better, worse),
-                query,
-                comparison.columns[query.column],
-                records[query.column],
-                looks,
-                f"{name}{i}n",
-            )
-            for i, query in enumerate(queries)
+            _case((better, worse), query, *place, looks, f"{name}{i}n")
+            for i, (query, place) in enumerate(zip(queries, places, strict=True))
         ]
         out.append(Section(f"Found by {better}, missed by {worse}", hint(HINT) + Markup().join(cases)))
     return out
@@ -166,15 +160,12 @@ def _examples(
     base, others = comparison.base, dict.fromkeys(one.model for one in comparison.gains)
     number = min(EXAMPLES, max(1, MOST // (2 * max(1, len(others)))))
     for other in others:
-        both = [
-            i
-            for i in dict.fromkeys(x.column for x in comparison.gains if x.model == other)
-            if (base, i) in results
-        ]
-        columns = {comparison.columns[i].set: i for i in reversed(both)}.values()  # the first of each set
+        columns = dict.fromkeys(x.column for x in comparison.gains if x.model == other)
+        both = [i for i in columns if (base, i) in results]
+        sets = {comparison.columns[i].set: i for i in reversed(both)}.values()  # the first column of each
         for pair in ((other, base), (base, other)):
             lists = [
-                most_different(results[pair[0], i], results[pair[1], i], number, i) for i in reversed(columns)
+                most_different(results[pair[0], i], results[pair[1], i], number, i) for i in reversed(sets)
             ]
             turns = [one for turn in zip_longest(*lists) for one in turn if one is not None]
             if turns:

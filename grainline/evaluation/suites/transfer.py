@@ -155,18 +155,11 @@ def compare_data(
     if training.data:
         why = f"each of its {both.tested:,} images is among those of training"
         _refuse_if(0 < both.tested == len(both.exact), source, training.data[0], why)
+    paths, alike = tuple(one.path for one in training.data), sum(key in train_keys for key in _keys(source))
     return Comparison(
-        training.run,
-        tuple(one.path for one in training.data),
-        fingerprints,
-        tuple(map(len, opened)),
-        training.unknown,
-        sum(key in train_keys for key in _keys(source)),
-        len(both.exact),
-        both.tested,
-        both.near,
-        both.unlike,
-    )
+        training.run, paths, fingerprints, tuple(map(len, opened)), training.unknown, alike,
+        len(both.exact), both.tested, both.near, both.unlike,
+    )  # fmt: skip
 
 
 def _home(model: str) -> Path | None:
