@@ -11,7 +11,6 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 from PIL import Image
 
 from grainline.data.captions import sentences
@@ -132,19 +131,14 @@ def disagreement_sections(
         with suppress(UserError):  # it is not there any more: then images are shown without heat
             looks |= _looks(model, queries, records, describe)
     for better, worse, queries in examples:
-        name = f"apart{len(out)}q"
-        cases = [
-            _case(
-                (better, worse),
-                query,
-                comparison.columns[query.column],
-                records[query.column],
-                looks,
-                f"{name}{i}n",
-            )
-            for i, query in enumerate(queries)
-        ]
-        out.append(Section(f"Found by {better}, missed by {worse}", hint(HINT) + Markup().join(cases)))
+        body = hint(HINT)
+        for query in queries:
+            column, own = comparison.columns[query.column], records[query.column]
+            cases = list(_cases((better, worse), query, column, own, looks))
+            text = own.texts(query.image)[query.text :] or [f"The text of {own.keys[query.image]} is gone."]
+            parts = [cases_html(cases, f"apart{len(out)}q{len(body)}n")]
+            body += render("rows.html", kind="apart", lead=text[0], parts=parts)
+        out.append(Section(f"Found by {better}, missed by {worse}", body))
     return out
 
 
@@ -155,7 +149,9 @@ def _results(comparison: Comparison, sources: Mapping[str, Source]) -> dict[tupl
         column = comparison.columns[cell.column]
         unchanged = column.options.get("perturb", "none") == "none"
         if column.suite in SUITES and unchanged and column.set in sources:
-            out[cell.model, cell.column] = read(cell.files[0])
+            result = read(cell.files[0])
+            if all("first" in fold["t2i"] for fold in result.queries["folds"]):  # older results lack it
+                out[cell.model, cell.column] = result
     return out
 
 
@@ -166,11 +162,9 @@ def _examples(
     base, others = comparison.base, dict.fromkeys(one.model for one in comparison.gains)
     number = min(EXAMPLES, max(1, MOST // (2 * max(1, len(others)))))
     for other in others:
-        both = [
-            i
-            for i in dict.fromkeys(x.column for x in comparison.gains if x.model == other)
-            if (base, i) in results
-        ]
+        both = sorted(
+            {x.column for x in comparison.gains if x.model == other and (base, x.column) in results}
+        )
         columns = {comparison.columns[i].set: i for i in reversed(both)}.values()  # the first of each set
         for pair in ((other, base), (base, other)):
             lists = [
@@ -201,22 +195,14 @@ def _looks(
     return out
 
 
-def _case(
-    models: Sequence[str], query: Query, column: Column, own: Records, looks: Looks, name: str
-) -> Markup:
-    """A text, and for each of two models the image that it ranks first, and its heat in the right one."""
-    cases = []
+def _cases(models: Sequence[str], query: Query, column: Column, own: Records, looks: Looks) -> Iterator[Case]:
+    """For each of two models the image that it ranks first, and its heat in the right one."""
     for model, rank, first in zip(models, query.ranks, query.first, strict=True):
-        panels, look = [], looks.get((model, *query[:3]))
+        rows, look = [], looks.get((model, *query[:3]))
         if first != query.image:
-            panels.append(
-                Panel("ranked first", own.image(first), alt=f"{own.keys[first]}, a wrong image", right=False)
-            )
+            rows.append(("ranked first", first, False))
         if look is None:
-            alt = f"{own.keys[query.image]}, the right image"
-            panels.append(Panel("", own.image(query.image), alt=alt, right=True))
-        title, row = f"{model}: rank {rank:,}", [Row(panels)] if panels else []
-        about, head = f"of {column.images:,}, {column.title}", "The right image"
-        cases.append(Case(title, about, rank == 1, rows=row, look_title=head, look=look))
-    text = own.texts(query.image)[query.text :] or [f"The text of {own.keys[query.image]} is gone."]
-    return render("rows.html", kind="apart", lead=text[0], parts=[cases_html(cases, name)])
+            rows.append(("", query.image, True))
+        panels = [Panel(words, own.image(row), alt=own.keys[row], right=right) for words, row, right in rows]
+        about = f"{model}: rank {rank:,}", f"of {column.images:,}, {column.title}", rank == 1
+        yield Case(*about, rows=[Row(panels)] * bool(panels), look_title="The right image", look=look)
