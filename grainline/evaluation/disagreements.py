@@ -187,10 +187,11 @@ def _looks(
         own, some = records[column], [query for query in queries if query.column == column]
         null = own.others({query.image for query in some})
         for query in some:
-            record, image, text = own.record(query.image), own.image(query.image), own.texts(query.image)
-            if record is not None and not isinstance(image, MissingImage):
+            record, image = own.record(query.image), own.image(query.image)
+            text = "".join(own.texts(query.image)[query.text :][:1])
+            if record is not None and not isinstance(image, MissingImage) and sentences(text):
                 dense = None if descriptions is None else descriptions.of(record)
-                look = by_sentence(look_at(opened, opened.cropped(image), text[query.text], dense, null))
+                look = by_sentence(look_at(opened, opened.cropped(image), text, dense, null))
                 out[model.name, *query[:3]] = look._replace(whole=whole_image(opened, image, SIDE))
     return out
 
