@@ -50,7 +50,7 @@ def comparison(text: str = "set", verdict: str = "better", high: float = 1.0) ->
             Metric(R1, value, value - 2, value + 2, 500, 1.0, 0, "%"),
             Metric(MEDIAN, rank, rank - 1, rank + 1, 500, 50.5, 0, "rank"),
         )
-        return Cell(name, 0, metrics, notes=(text,))
+        return Cell(name, 0, metrics, {R1: (value - 1, value + 1), MEDIAN: (rank,)}, notes=(text,))
 
     return Comparison(
         models=tuple(models),
@@ -85,7 +85,7 @@ def test_a_page_says_what_to_act_on_and_how_sure_it_is(tmp_path: Path) -> None:
     write_comparison_html(tmp_path / "x.html", one, {}, nothing)
     words = "".join(Page((tmp_path / "x.html").read_text()).words.split())
     for part in (
-        "\N{BLACK STAR} 34.1 % 32.1 to 36.1 %",
+        "\N{BLACK STAR} 34.1 % 32.1 to 36.1 % seeds 33.1, 35.1 5.0 4.0 to 6.0",
         "chance 1.0 % 50.5",
         "published: set 61.5",
         "+4.1 better +2.0 to +6.3, p 0.002 rank 1.1 (1 to 1)",

@@ -11,7 +11,6 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 from PIL import Image
 
 from grainline.data.captions import sentences
@@ -132,13 +131,14 @@ def disagreement_sections(
         with suppress(UserError):  # it is not there any more: then images are shown without heat
             looks |= _looks(model, queries, records, describe)
     for better, worse, queries in examples:
-        name = f"apart{len(out)}q"
-        places = [(comparison.columns[query.column], records[query.column]) for query in queries]
-        cases = [
-            _case((better, worse), query, *place, looks, f"{name}{i}n")
-            for i, (query, place) in enumerate(zip(queries, places, strict=True))
-        ]
-        out.append(Section(f"Found by {better}, missed by {worse}", hint(HINT) + Markup().join(cases)))
+        body = hint(HINT)
+        for query in queries:
+            column, own = comparison.columns[query.column], records[query.column]
+            cases = list(_cases((better, worse), query, column, own, looks))
+            text = own.texts(query.image)[query.text :] or [f"The text of {own.keys[query.image]} is gone."]
+            parts = [cases_html(cases, f"apart{len(out)}q{len(body)}n")]
+            body += render("rows.html", kind="apart", lead=text[0], parts=parts)
+        out.append(Section(f"Found by {better}, missed by {worse}", body))
     return out
 
 
@@ -149,7 +149,9 @@ def _results(comparison: Comparison, sources: Mapping[str, Source]) -> dict[tupl
         column = comparison.columns[cell.column]
         unchanged = column.options.get("perturb", "none") == "none"
         if column.suite in SUITES and unchanged and column.set in sources:
-            out[cell.model, cell.column] = read(cell.files[0])
+            result = read(cell.files[0])
+            if all("first" in fold["t2i"] for fold in result.queries["folds"]):  # older results lack it
+                out[cell.model, cell.column] = result
     return out
 
 
@@ -184,30 +186,23 @@ def _looks(
         own, some = records[column], [query for query in queries if query.column == column]
         null = own.others({query.image for query in some})
         for query in some:
-            record, image, text = own.record(query.image), own.image(query.image), own.texts(query.image)
-            if record is not None and not isinstance(image, MissingImage):
+            record, image = own.record(query.image), own.image(query.image)
+            text = "".join(own.texts(query.image)[query.text :][:1])
+            if record is not None and not isinstance(image, MissingImage) and sentences(text):
                 dense = None if descriptions is None else descriptions.of(record)
-                look = by_sentence(look_at(opened, opened.cropped(image), text[query.text], dense, null))
+                look = by_sentence(look_at(opened, opened.cropped(image), text, dense, null))
                 out[model.name, *query[:3]] = look._replace(whole=whole_image(opened, image, SIDE))
     return out
 
 
-def _case(
-    models: Sequence[str], query: Query, column: Column, own: Records, looks: Looks, name: str
-) -> Markup:
-    """A text, and for each of two models the image that it ranks first, and its heat in the right one."""
-    cases = []
+def _cases(models: Sequence[str], query: Query, column: Column, own: Records, looks: Looks) -> Iterator[Case]:
+    """For each of two models the image that it ranks first, and its heat in the right one."""
     for model, rank, first in zip(models, query.ranks, query.first, strict=True):
-        panels, look = [], looks.get((model, *query[:3]))
+        rows, look = [], looks.get((model, *query[:3]))
         if first != query.image:
-            panels.append(
-                Panel("ranked first", own.image(first), alt=f"{own.keys[first]}, a wrong image", right=False)
-            )
+            rows.append(("ranked first", first, False))
         if look is None:
-            alt = f"{own.keys[query.image]}, the right image"
-            panels.append(Panel("", own.image(query.image), alt=alt, right=True))
-        title, row = f"{model}: rank {rank:,}", [Row(panels)] if panels else []
-        about, head = f"of {column.images:,}, {column.title}", "The right image"
-        cases.append(Case(title, about, rank == 1, rows=row, look_title=head, look=look))
-    text = own.texts(query.image)[query.text :] or [f"The text of {own.keys[query.image]} is gone."]
-    return render("rows.html", kind="apart", lead=text[0], parts=[cases_html(cases, name)])
+            rows.append(("", query.image, True))
+        panels = [Panel(words, own.image(row), alt=own.keys[row], right=right) for words, row, right in rows]
+        about = f"{model}: rank {rank:,}", f"of {column.images:,}, {column.title}", rank == 1
+        yield Case(*about, rows=[Row(panels)] * bool(panels), look_title="The right image", look=look)
