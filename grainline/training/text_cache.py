@@ -4,13 +4,15 @@
     index.u64   [K, 3] of each text the digest of its token ids, its first row, and its number of tokens
     texts.json  settings and the fingerprint of the source, with a checksum
 
-A text is found by its token ids, so whatever reads texts in training finds those that were computed.
+A text is found by its token ids, so whatever reads texts in training finds those that were computed. They are
+the captions of all records and each of their sentences, whatever method reads them: runs share one folder.
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from grainline.data.cache import LOG, Kind, Partial, all_cores, completing, place, write_once
+from grainline.data.captions import Mode, split_sentences
 from grainline.data.lines import Progress, Written, as_line
-from grainline.data.record import CorruptSample, Source
-from grainline.data.texts import TextsConfig, encode_parts
+from grainline.data.record import CorruptSample, Record, Source
+from grainline.data.texts import encode_parts
 from grainline.distributed import rank, world_size
 from grainline.encoders.base import TextTokens
 from grainline.errors import UserError
@@ -36,7 +39,7 @@ from grainline.types import texts_of, to
 
 TEXTS = Kind("texts", "texts 1", "states.f16", np.float16)
 INDEX = "index.u64"
-RECORDS = 64  # whose texts are computed at a time
+RECORDS = 64  # whose texts are computed together, so many of them at a time
 EMPTY, MISSING = -1, -2  # in place of the number of a text
 
 Read = tuple[Tensor, Tensor, TextTokens]
@@ -62,26 +65,26 @@ def cached_texts(
     method, texts = model.method.to(device).eval(), recipe.data.texts
     tower: Any = method.get_submodule(name)
     encoder = text_fingerprint(side, tower, model.tokenizer)
-    reading = method.context, method.parts, str(method.chunking), texts.captions == "whole"
-    kind, out = place(TEXTS, source, encoder, *reading)
+    whole = texts.captions == "whole" and texts.per_image > 0 and method.parts == 1
+    kind, out = place(TEXTS, source, encoder, method.context, texts.splitter, whole)
     settings = {"encoder": encoder, "width": tower.width}
-    read = text_reader(model, tower)
-    write_once(out, partial(make_texts, kind, source, texts, read, out, settings), len(source))
+    choose, read = partial(_texts_of, splitter=texts.splitter, whole=whole), text_reader(model, tower)
+    write_once(out, partial(make_texts, kind, source, choose, read, out, settings), len(source))
     return CachedTexts(kind, out, name, tower.width).install
 
 
 def make_texts(
     kind: Kind,
     source: Source,
-    cfg: TextsConfig,
-    read: Callable[[list[str]], list[Read]],
+    choose: Callable[[Record], list[str]],
+    read: Callable[[list[str]], Read],
     out: Path,
     settings: dict[str, Any],
     progress: Progress,
 ) -> Written:
     """Write what an encoder gives for the texts of all records, or those that an interrupted run left out.
 
-    cfg       which texts training takes
+    choose    the texts of a record
     read      lets the encoder read some texts
     settings  what its output depends on, `width` among them
 
@@ -96,8 +99,7 @@ def make_texts(
                 known = {int(one) for one in _index(folder.path)[:, 0]}
                 for batch in range(folder.batches, -(-len(source) // RECORDS)):
                     end = min((batch + 1) * RECORDS, len(source))
-                    some = list(_texts_of(source, range(batch * RECORDS, end), cfg))
-                    for key, part in _distinct(read(some) if some else []):
+                    for key, part in _encoded(source, range(batch * RECORDS, end), choose, read):
                         if key not in known:
                             known.add(key)
                             index.write(np.array([key, rows, len(part) - 1], np.uint64).tobytes())
@@ -113,20 +115,16 @@ def make_texts(
     return Written({"text": len(_index(out))}, {}, resumed)
 
 
-def text_reader(model: Model, tower: nn.Module) -> Callable[[list[str]], list[Read]]:
-    """The inputs and outputs of a text encoder, or the one inside, where the method encodes texts."""
+def text_reader(model: Model, tower: nn.Module) -> Callable[[list[str]], Read]:
+    """What a text encoder reads and gives for some texts, each as one part."""
     method, device = model.method, next(model.method.parameters()).device
 
     @torch.no_grad()
-    def read(captions: list[str]) -> list[Read]:
-        encoded = encode_parts(model.tokenizer, captions, method.context, method.parts, method.chunking)
-        reads: list[Read] = []
-        hook = tower.register_forward_hook(lambda _, inputs, output: reads.append((*inputs, output)))
-        try:
-            method.encode_texts(to(texts_of(encoded.ids), device))
-        finally:
-            hook.remove()
-        return reads
+    def read(captions: list[str]) -> Read:
+        encoded = encode_parts(model.tokenizer, captions, method.context, 1)
+        texts = to(texts_of(encoded.ids), device)
+        ids, mask = texts.ids[:, 0], texts.mask[:, 0]
+        return ids, mask, tower(ids, mask)
 
     return read
 
@@ -142,20 +140,26 @@ def _cut(folder: Partial, index: BinaryIO, states: BinaryIO, size: int) -> tuple
     return last["texts"], last["rows"]
 
 
-def _texts_of(source: Source, places: range, cfg: TextsConfig) -> Iterator[str]:
-    """The texts of some records as `choose_text` takes them, without subsets of their sentences."""
+def _texts_of(record: Record, splitter: Mode, whole: bool) -> list[str]:
+    """The captions of a record and their sentences. whole: all captions as one text too"""
+    captions = [*record.captions, *([record.whole] if whole and record.captions else [])]
+    return [text for caption in captions for text in (caption, *split_sentences(caption, splitter))]
+
+
+def _encoded(
+    source: Source,
+    places: range,
+    choose: Callable[[Record], list[str]],
+    read: Callable[[list[str]], Read],
+) -> Iterator[tuple[int, np.ndarray]]:
+    """The digest of each text of some records, and its rows [1 + L, W] in half precision."""
+    texts: set[str] = set()
     for index in places:
-        try:
-            record = source[index]
-        except CorruptSample:  # training counts it
-            continue
-        if record.captions:
-            yield from (record.whole,) if cfg.captions == "whole" else record.captions
-
-
-def _distinct(reads: list[Read]) -> Iterator[tuple[int, np.ndarray]]:
-    """The digest of each text that was read, and its rows [1 + L, W] in half precision."""
-    for ids, mask, tokens in reads:
+        with suppress(CorruptSample):  # training counts it
+            texts.update(choose(source[index]))
+    queue = sorted(texts, key=lambda text: (len(text), text))  # those of a batch have about one length
+    for first in range(0, len(queue), RECORDS):
+        ids, mask, tokens = read(queue[first : first + RECORDS])
         keys, lengths = _digests(ids.cpu(), mask.cpu())
         both = torch.cat([tokens.pooled[:, None], tokens.tokens], 1).cpu()
         for key, length, rows in zip(keys, lengths, both, strict=True):
