@@ -5,13 +5,13 @@
     texts.json  settings and the fingerprint of the source, with a checksum
 
 A text is found by its token ids, so whatever reads texts in training finds those that were computed. They are
-the captions of all records and each of their sentences, whatever method reads them: runs share one folder.
+the captions of all records and the sentences of all their texts, for all methods alike.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,15 +35,15 @@ from grainline.model import Model
 from grainline.system import READ, read_at
 from grainline.training.optim import tuned
 from grainline.training.recipe import Recipe
-from grainline.types import texts_of, to
+from grainline.types import texts_of
 
 TEXTS = Kind("texts", "texts 1", "states.f16", np.float16)
 INDEX = "index.u64"
 RECORDS = 64  # whose texts are computed together, so many of them at a time
 EMPTY, MISSING = -1, -2  # in place of the number of a text
 
-Read = tuple[Tensor, Tensor, TextTokens]
-"""Ids [M, L] and mask [M, L] that a text encoder read, and what it gave."""
+Read = Callable[[list[str], set[int]], dict[int, np.ndarray]]
+"""From texts, and digests of those that are not wanted, to the rows [1 + L, W] of the others by digest."""
 
 
 def cached_texts(
@@ -77,7 +77,7 @@ def make_texts(
     kind: Kind,
     source: Source,
     choose: Callable[[Record], list[str]],
-    read: Callable[[list[str]], Read],
+    read: Read,
     out: Path,
     settings: dict[str, Any],
     progress: Progress,
@@ -99,8 +99,9 @@ def make_texts(
                 known = {int(one) for one in _index(folder.path)[:, 0]}
                 for batch in range(folder.batches, -(-len(source) // RECORDS)):
                     end = min((batch + 1) * RECORDS, len(source))
-                    for key, part in _encoded(source, range(batch * RECORDS, end), choose, read):
-                        if key not in known:
+                    queue = _queue(source, range(batch * RECORDS, end), choose)
+                    for first in range(0, len(queue), RECORDS):
+                        for key, part in read(queue[first : first + RECORDS], known).items():
                             known.add(key)
                             index.write(np.array([key, rows, len(part) - 1], np.uint64).tobytes())
                             states.write(part.tobytes())
@@ -115,16 +116,25 @@ def make_texts(
     return Written({"text": len(_index(out))}, {}, resumed)
 
 
-def text_reader(model: Model, tower: nn.Module) -> Callable[[list[str]], Read]:
-    """What a text encoder reads and gives for some texts, each as one part."""
+def text_reader(model: Model, tower: nn.Module) -> Read:
+    """Lets a text encoder read texts, each as one part."""
     method, device = model.method, next(model.method.parameters()).device
 
     @torch.no_grad()
-    def read(captions: list[str]) -> Read:
-        encoded = encode_parts(model.tokenizer, captions, method.context, 1)
-        texts = to(texts_of(encoded.ids), device)
-        ids, mask = texts.ids[:, 0], texts.mask[:, 0]
-        return ids, mask, tower(ids, mask)
+    def read(texts: list[str], known: set[int]) -> dict[int, np.ndarray]:
+        batch = texts_of(encode_parts(model.tokenizer, texts, method.context, 1).ids)
+        ids, mask = batch.ids[:, 0], batch.mask[:, 0]
+        keys, lengths = _digests(ids, mask)
+        places = {key: place for place, key in enumerate(keys) if key > 0 and key not in known}
+        if not places:
+            return {}
+        wanted = list(places.values())
+        tokens = tower(ids[wanted].to(device), mask[wanted].to(device))
+        both = torch.cat([tokens.pooled[:, None], tokens.tokens], 1).cpu().half()
+        parts = {key: row[: 1 + lengths[places[key]]] for key, row in zip(places, both, strict=True)}
+        if not all(bool(part.isfinite().all()) for part in parts.values()):
+            raise UserError("the text encoder gives numbers above 65504, or none, so they cannot be kept")
+        return {key: part.numpy() for key, part in parts.items()}
 
     return read
 
@@ -141,33 +151,19 @@ def _cut(folder: Partial, index: BinaryIO, states: BinaryIO, size: int) -> tuple
 
 
 def _texts_of(record: Record, splitter: Mode, whole: bool) -> list[str]:
-    """The captions of a record and their sentences. whole: all captions as one text too"""
-    captions = [*record.captions, *([record.whole] if whole and record.captions else [])]
-    return [text for caption in captions for text in (caption, *split_sentences(caption, splitter))]
+    """The captions of a record and the sentences of all its texts. whole: the fullest text as one too"""
+    texts = dict.fromkeys((*record.captions, *([record.whole] if record.captions else [])))
+    pieces = [piece for text in texts for piece in split_sentences(text, splitter)]
+    return [*(texts if whole else record.captions), *pieces]
 
 
-def _encoded(
-    source: Source,
-    places: range,
-    choose: Callable[[Record], list[str]],
-    read: Callable[[list[str]], Read],
-) -> Iterator[tuple[int, np.ndarray]]:
-    """The digest of each text of some records, and its rows [1 + L, W] in half precision."""
+def _queue(source: Source, places: range, choose: Callable[[Record], list[str]]) -> list[str]:
+    """The texts of some records, each once, the short ones first."""
     texts: set[str] = set()
     for index in places:
         with suppress(CorruptSample):  # training counts it
             texts.update(choose(source[index]))
-    queue = sorted(texts, key=lambda text: (len(text), text))  # those of a batch have about one length
-    for first in range(0, len(queue), RECORDS):
-        ids, mask, tokens = read(queue[first : first + RECORDS])
-        keys, lengths = _digests(ids.cpu(), mask.cpu())
-        both = torch.cat([tokens.pooled[:, None], tokens.tokens], 1).cpu()
-        for key, length, rows in zip(keys, lengths, both, strict=True):
-            part = rows[: 1 + length].half()
-            if not bool(part.isfinite().all()):
-                raise UserError("the text encoder gives numbers above 65504, or none, so they cannot be kept")
-            if key > 0:
-                yield key, part.numpy()
+    return sorted(texts, key=lambda text: (len(text), text))
 
 
 def _digests(ids: Tensor, mask: Tensor) -> tuple[list[int], list[int]]:
