@@ -115,7 +115,7 @@ def recipe(row: str, data: str) -> dict[str, Any]:
 def sources(data: str, folder: Path, kept: bool, out: Path) -> tuple[str, ...]:
     """What is trained on. kept: without what settings are chosen on"""
     if data == "scenes":
-        return tuple(map(str, sorted((out / "sets" / "scenes").glob("train-*.tar"))))
+        return tuple(map(str, sorted((out / "sets" / "scenes-train").glob("*.tar"))))
     if data == "openstax" and kept:
         return (str(out / "sets" / "openstax-rest.tar"),)
     tars = sorted(map(str, (folder / data).glob("train-*.tar")))
@@ -128,11 +128,11 @@ def measures(data: str, folder: Path, kept: bool, out: Path) -> tuple[Measure, .
     sets = out / "sets"
     if kept:
         files = {"flickr8k": sets / "flickr8k-kept.tar", "openstax": sets / "openstax-kept.tar"}
-        file = files.get(data, sets / "scenes" / "test-000000.tar")
+        file = files.get(data, sets / "scenes-test" / "data-000000.tar")
         return (Measure(f"{data}-kept", str(file), captions=captions),)
     suites: tuple[str, ...] = ("retrieval", "monotonicity", "stability")
     if data == "scenes":
-        dev = sets / "scenes" / "dev-000000.tar"
+        dev = sets / "scenes-dev" / "data-000000.tar"
         return (Measure(data, str(dev), (*suites, "probes", "referring", "phrases"), captions),)
     return (Measure(data, str(folder / data / "dev-0000.tar"), suites, captions),)
 
@@ -142,17 +142,9 @@ def prepare(out: Path, data: Path) -> None:
     sets = out / "sets"
     sets.mkdir(parents=True, exist_ok=True)
     for part in SCENES:
-        if not list((sets / "scenes").glob(f"{part[7:].partition('?')[0]}-*.tar")):
-            command = [
-                sys.executable,
-                "-m",
-                "grainline",
-                "data",
-                "scenes",
-                part,
-                "--out",
-                str(sets / "scenes"),
-            ]
+        folder = sets / f"scenes-{part.partition('?')[0][len('scenes:') :]}"
+        if not (folder / "data-000000.tar").is_file():
+            command = [sys.executable, "-m", "grainline", "-q", "data", "scenes", part, "--out", str(folder)]
             subprocess.run(command, check=True)
     flickr, books = data / "flickr8k", sorted((data / "openstax").glob("train-*.tar"))
     select(sorted(flickr.glob("train-*.tar"))[-1:], sets / "flickr8k-kept.tar", lambda _: True, KEPT)

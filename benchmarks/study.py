@@ -51,11 +51,11 @@ class Measure(NamedTuple):
     suites: tuple[str, ...] = ("retrieval",)
     captions: tuple[str, ...] = ()  # ways to read them; (): the usual one of each suite
 
-    def of(self, models: Sequence[str], out: Path, **options: Any) -> Any:
-        """The comparison of models; what was measured before is read from OUT/results."""
+    def of(self, models: Sequence[str], results: Path, **options: Any) -> Any:
+        """The comparison of models; what was measured before is read from the folder of results."""
         return grainline.compare(
             *models, data={self.set: self.data}, suite=self.suites, captions=self.captions,
-            results=out / "results", **options,
+            results=results, **options,
         )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ class Block:
             return job.name
         run, begin, metrics = self.out / "runs" / job.name, time.monotonic(), dict[str, Any]()
         for one in job.measures:
-            metrics |= metrics_of(one.of([str(run)], self.out))
+            metrics |= metrics_of(one.of([str(run)], self.out / "results"))
         state = json.loads((run / "last" / "state.json").read_text(encoding="utf-8"))["state"]
         about = {"run": job.name, "stage": job.stage, "set": job.set, "row": job.row, "seed": job.seed}
         about |= {
@@ -208,13 +208,13 @@ def compare(out: Path, jobs: Sequence[Job], base: str) -> list[Path]:
         name = f"{stage}-{data}-{one.set}-{'-'.join((*one.suites, *one.captions))}"
         files.append(out / "compared" / f"{name}.json")
         files[-1].parent.mkdir(exist_ok=True)
-        print(one.of(models, out, base=base, json=files[-1]))
+        print(one.of(models, out / "results", base=base, json=files[-1], out=files[-1].with_suffix(".html")))
         for mode in one.captions if "retrieval" in one.suites else ():
             blind = one._replace(suites=("retrieval",), captions=(mode,))
             folder = mean_image(runs[base][0], blind, out / "compared" / f"{name}-{mode}.vectors")
             models = [f"{base}={','.join(runs[base])}", f"{TEXT_ONLY}={folder}"]
             files.append(out / "compared" / f"{name}-{mode}-{TEXT_ONLY}.json")
-            print(blind.of(models, out, base=base, json=files[-1]))
+            print(blind.of(models, out / "results", base=base, json=files[-1]))
     return files
 
 
