@@ -3,6 +3,7 @@
 import gc
 import io
 import json
+import subprocess
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from benchmarks import photos_gates, photos_table
 from benchmarks.bench_gpu_steps import tflop
 from benchmarks.harness import seconds
 from benchmarks.photos_table import RATES, ROWS, TRAINED, Row, select, tried
-from benchmarks.study import Job, Line, Measure, chosen, main, read_lines
+from benchmarks.study import Block, Job, Line, Measure, chosen, main, read_lines
 from grainline.build import method_config
 from grainline.evaluation.comparison import Comparison
 from grainline.training.recipe import read_recipe
@@ -110,6 +111,35 @@ def test_a_study_trains_goes_on_and_compares(
     metric = Comparison.load(blind).cell("text_only", 0).metric("text to image median rank")
     assert metric is not None
     assert metric.value == 6  # of six images that are all alike: a tie is no hit
+
+
+def test_a_training_stops_when_the_minutes_are_over_and_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job("final", "scenes", "clip", 0, TINY, ("scenes",), (), {"model.scale": 20})
+    commands: list[list[str]] = []
+
+    class Training:
+        code = 0
+
+        def __init__(self, command: list[str], **_: Any) -> None:
+            commands.append(command)
+            (tmp_path / "runs" / job.name).mkdir(exist_ok=True)
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is not None and len(commands) == 1:
+                raise subprocess.TimeoutExpired("grainline", timeout)
+            return self.code
+
+        def terminate(self) -> None:
+            self.code = 143
+
+    monkeypatch.setattr(subprocess, "Popen", Training)
+    block = Block(tmp_path, 1, 1, ["train.max_steps=4"])
+    assert [block.train(job) for _ in range(3)] == [False, True, True]
+    assert ["--resume" in command for command in commands] == [False, True]
+    assert commands[0][-2:] == ["model.scale=20", "train.max_steps=4"]
+    assert block.seconds(job) >= 0
 
 
 def test_each_setting_is_chosen_by_itself() -> None:
