@@ -143,8 +143,8 @@ def test_a_training_stops_when_the_minutes_are_over_and_goes_on_later(
 
 
 def test_each_setting_is_chosen_by_itself() -> None:
-    def line(changes: dict[str, Any], *found: float, row: str = "clip") -> Line:
-        metrics = {f"set{i}, retrieval: rSum": [x, 0, 0] for i, x in enumerate(found)}
+    def line(changes: dict[str, Any], *values: float, row: str = "clip") -> Line:
+        metrics = {f"set{i}, retrieval: rSum": [x, 0, 0] for i, x in enumerate(values)}
         return {"stage": "choose", "set": "s", "row": row, "changes": changes, "metrics": metrics}
 
     lines = [
