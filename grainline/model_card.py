@@ -89,7 +89,7 @@ def model_card(
             about=_about(model),
             arguments=", trust_code=True" if ":" in method else "",
             version=__version__,
-            facts={key: value for key, value in model.facts().items() if key != "device"},
+            facts={key: without_folders(x) for key, x in model.facts().items() if key != "device"},
             trained=None if model.run is None else training,
             measured=[(_heading(one), one["metrics"], _remarks(one)) for one in measured],
             limits=list(_limits(model, measured, training)),
