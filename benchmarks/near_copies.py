@@ -1,4 +1,4 @@
-"""How often the perceptual hash of data/check.py misses a copy, and how often it calls strangers copies.
+"""How often the perceptual hash of data/overlap.py misses a copy, and how often it calls strangers copies.
 
     GRAINLINE_DATA=... python -m benchmarks.near_copies
 
@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.study import data_folder
-from grainline.data.check import BITS, MAX_DISTANCE, PIXELS, image_hash, near_copies
 from grainline.data.decode import decode
 from grainline.data.open_source import open_source
+from grainline.data.overlap import BITS, MAX_DISTANCE, PIXELS, image_hash, near_copies
 from grainline.data.record import CorruptSample
 
 SETS = ("openstax", "flickr8k")

@@ -17,7 +17,7 @@ load             a run folder, a saved model, or a checkpoint by name -> Model
 from_pretrained  the same function, by the name it has in transformers
 train            a recipe and data -> the folder of the trained weights
 evaluate         a model, or vectors of another program, and data -> Result, with intervals and chance
-compare          two results on the same data -> the difference of every metric, with intervals
+compare          models and data -> a table of all, with ranks; two results -> every difference
 Result           print, ["text to image R@1"], save, load, to_dict, compare
 Model            encode, similarity, heat, heat_image, segment, save, push_to_hub
 Callback         what `train` calls after steps and validations; StopTraining ends a run
@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from grainline.errors import UserError
-    from grainline.evaluation.compare import compare
     from grainline.evaluation.evaluate_model import evaluate
     from grainline.evaluation.result import Result
+    from grainline.evaluation.run_comparison import compare
     from grainline.loading import from_pretrained, load
     from grainline.model import Model
     from grainline.training.log import Callback, StopTraining
@@ -69,7 +69,7 @@ _MODULES = {
     "StopTraining": "grainline.training.log",
     "UserError": "grainline.errors",
     "Result": "grainline.evaluation.result",
-    "compare": "grainline.evaluation.compare",
+    "compare": "grainline.evaluation.run_comparison",
     "evaluate": "grainline.evaluation.evaluate_model",
     "from_pretrained": "grainline.loading",
     "load": "grainline.loading",

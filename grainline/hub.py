@@ -1,44 +1,34 @@
-"""A model as a folder that `grainline.load` reads, its identity, its model card, and the Hugging Face hub.
+"""A model as a folder that `grainline.load` reads, its identity, and the Hugging Face hub.
 
-The folder has model.json, tokenizer.json, model.safetensors and README.md, the model card. It holds no
+The folder has model.json, tokenizer.json, model.safetensors and README.md (`model_card.py`). It holds no
 optimizer; a run is resumed from its own folder. Other people read it: of a path it has the last part alone.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
-from grainline import __version__
 from grainline.build import Description, write_description
 from grainline.config import Config
 from grainline.data.tokenizers.tokenizer import TextTokenizer
 from grainline.encoders.pretrained.kind import PretrainedImageConfig, PretrainedTextConfig, sides_of
 from grainline.errors import UserError
-from grainline.files import read_plain, reason, without_folders, write_text
-from grainline.report.page import render
+from grainline.files import reason, write_text
 from grainline.weights import MODEL, save_weights
 
 CARD = "README.md"
-Metric = Mapping[str, Any]  # name, value, low, high, chance, as `grainline evaluate --json` writes them
+START = "its start"  # the name of the weights before the first step, among the parts of an average
 
 
 def save(
     folder: Path, description: Description, method: nn.Module, tokenizer: TextTokenizer, card: str
 ) -> None:
-    """Write the folder. Raises UserError where it holds something else, or cannot be written."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; name a new folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MODEL).is_file():
-        raise UserError(f"{folder} is not empty and holds no model; name a new folder")
-    if (folder / "recipe.yaml").exists():
-        raise UserError(f"{folder} is the folder of a run; name a new folder")
+    """Write the folder, which `require_free` has checked. Raises UserError where it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_description(folder, description, shared=True)
@@ -47,6 +37,16 @@ def save(
     except OSError as error:
         raise UserError(f"cannot write into {folder}: {reason(error)}; name another folder") from None
     save_weights(folder / MODEL, method)
+
+
+def require_free(folder: Path) -> None:
+    """Raise UserError for a folder that holds something other than a saved model."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a new folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MODEL).is_file():
+        raise UserError(f"{folder} is not empty and holds no model; name a new folder")
+    if (folder / "recipe.yaml").exists():
+        raise UserError(f"{folder} is the folder of a run; name a new folder")
 
 
 def push(folder_of: Any, name: str, *, private: bool, token: str | None, message: str) -> str:
@@ -74,102 +74,6 @@ def push(folder_of: Any, name: str, *, private: bool, token: str | None, message
     return str(done.commit_url)
 
 
-def model_card(
-    description: Description,
-    facts: Mapping[str, str],
-    run: Path | None,
-    measured: list[tuple[str, list[Metric]]],
-    name: str,
-    licence: str | None,
-) -> str:
-    """The model card as Markdown: what it is, what it was trained on, for how long, and what was measured.
-
-    facts     names and values about the model
-    run       the folder of the run that trained it; None for a checkpoint of others
-    measured  as `read_result` returns it; without any, the last validation of the run is taken
-    licence   identifier of the licence as the hub has it; None leaves the field out, and says so
-    """
-    from huggingface_hub import EvalResult, ModelCardData
-
-    if not measured and (last := last_validation(run)):
-        metrics: list[Metric] = [{"name": name, "value": value} for name, value in last["metrics"].items()]
-        measured = [(f"validation at step {last['step']}, recalls in %", metrics)]
-    results = [
-        EvalResult("image-text-retrieval", where, where, metric["name"], metric["value"])
-        for where, metrics in measured
-        for metric in metrics
-    ]
-    header = ModelCardData(
-        license=licence,
-        library_name="grainline",
-        pipeline_tag="zero-shot-image-classification",
-        tags=["image-text-retrieval", "long-captions", description.method.rpartition(":")[2].lower()],
-        model_name=name,
-        eval_results=results or None,
-    )
-    card = render(
-        "card.md",
-        header=header.to_yaml(),
-        name=name,
-        method=description.method,
-        arguments=", trust_code=True" if ":" in description.method else "",
-        version=__version__,
-        facts={key: value for key, value in facts.items() if key != "device"},
-        trained=None if run is None else training_facts(run),
-        measured=measured,
-        licence=licence,
-    )
-    return str(card)
-
-
-def training_facts(run: Path) -> dict[str, str]:
-    """Data, steps and starting point of a run, from its recipe.yaml. Empty without a recipe."""
-    try:
-        recipe = yaml.safe_load(read_plain(run / "recipe.yaml"))
-        data, train, model = recipe["data"], recipe["train"], recipe["model"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return {}
-    steps, batch = train.get("max_steps"), train.get("global_batch_size")
-    sides = [model.get("pretrained"), *(model.get(side, {}).get("pretrained") for side in ("image", "text"))]
-    started = recipe.get("init_from") or ", ".join(dict.fromkeys(filter(None, sides))) or "random weights"
-    return {
-        "data": ", ".join(map(without_folders, data.get("paths", ()))),
-        "budget": f"{steps:,} steps of {batch:,} images" if steps and batch else "",
-        "starts from": without_folders(str(started)),
-        "seed": str(train.get("seed", 0)),
-    }
-
-
-def read_result(path: Path, fingerprint: str) -> tuple[str, list[Metric]]:
-    """The data and the metrics of a JSON file of `grainline evaluate`. UserError for one of another model."""
-    try:
-        values = json.loads(read_plain(path))
-        model, other = values["settings"]["model"], values["settings"].get("fingerprint")
-        where = f"{values['suite']} on {without_folders(values['data']['path'])}"
-        metrics: list[Metric] = list(values["metrics"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no result of `grainline evaluate --json`: {error}") from None
-    if other != fingerprint:
-        raise UserError(f"{path} was measured with another model, {model}; give results of this one")
-    return where, metrics
-
-
-def weakness(run: Path | None) -> str:
-    """A sentence that a run is near chance, by its last validation; "" where it is better, or unknown."""
-    last = last_validation(run)
-    rank, images = last.get("metrics", {}).get("text to image median rank", 0), last.get("images") or 0
-    near = f"near chance: it finds the right image of its validation data at rank {rank:,g} of {images:,}"
-    return f"This run is {near} (median). What it shows of a text means little." * (0 < images < 4 * rank)
-
-
-def last_validation(run: Path | None) -> dict[str, Any]:
-    """The line of the log about the last validation of a run; empty without one."""
-    if run is None or not (run / "log.jsonl").is_file():
-        return {}
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    return next((line for line in reversed(lines) if line["kind"] == "validation"), {})
-
-
 # The identity of a model: a fingerprint of everything that its vectors depend on.
 
 LATER: tuple[tuple[str, Any], ...] = (("patches", "attention"), ("resize", None), ("scoring", "whole"))
@@ -186,7 +90,7 @@ def fingerprint(model: Any) -> str:
     config: dict[str, Any] = {}
     for name, x in model.description.config.model_dump(mode="json").items():
         if isinstance(x, dict):
-            own = _without_paths(x)
+            own = without_paths(x)
             config[name] = _with_version({k: y for k, y in own.items() if (k, y) not in LATER})
         elif name not in ("pretrained", "dropout") and (name, x) not in LATER:
             config[name] = x
@@ -208,7 +112,7 @@ def image_fingerprint(side: Config, encoder: nn.Module) -> str:
         facts["config"] = sides_of(side.architecture)["image"]
     if "superpixels" in facts:
         del facts["superpixels"]["checkpoint"]  # a path
-        facts = _without_paths(facts)
+        facts = without_paths(facts)
     return _digest(_with_version(facts), encoder)[:16]
 
 
@@ -217,11 +121,11 @@ def text_fingerprint(side: PretrainedTextConfig, encoder: nn.Module, tokenizer: 
     return _digest([side.architecture, tokenizer.to_json()], encoder)[:16]
 
 
-def _without_paths(side: dict[str, Any]) -> dict[str, Any]:
+def without_paths(side: dict[str, Any]) -> dict[str, Any]:
     """The fields of a side, and of the encoder inside it, that vectors depend on."""
     out = {k: x for k, x in side.items() if k not in ("pretrained", "frozen_positions", "tune", "rate")}
     encoder = out.pop("encoder", None)
-    return out if encoder is None else out | {"encoder": _without_paths(encoder)}
+    return out if encoder is None else out | {"encoder": without_paths(encoder)}
 
 
 def _with_version(side: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Loads a model by path or name: run folders, saved models, checkpoints of others, the Hugging Face hub.
 
-A run folder gives its last weights. A checkpoint of others is loaded without conversion.
+A run folder gives its last weights, with `train.ema` their average; its file last/raw.safetensors gives those
+that were averaged. A checkpoint of others is loaded without conversion.
 """
 
 from pathlib import Path
@@ -18,7 +19,7 @@ from grainline.encoders.pretrained.hub import PREFIX, download, package_file
 from grainline.errors import UserError, checked, path_of
 from grainline.files import existing_folder, original_name
 from grainline.model import Model
-from grainline.weights import MODEL, load_weights
+from grainline.weights import MODEL, RAW, load_weights
 
 DATA = dict.fromkeys((".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt"), "a table")
 DATA |= dict.fromkeys((f".{suffix}" for suffix in IMAGE_SUFFIXES), "an image")
@@ -69,7 +70,8 @@ def load(  # noqa: PLR0913 - each is a choice of the caller
         with trusting(everything=trust_code):
             description = scored(read_description(home), scoring, patches)
         method = build(description)
-        load_weights(weights if (weights / "state.json").is_file() else weights / MODEL, method)
+        whole = weights.is_file() or (weights / "state.json").is_file()
+        load_weights(weights if whole else weights / MODEL, method)
         model = Model(description, method, read_tokenizer(home), run=home)
     return model.to(device or default_device())
 
@@ -114,6 +116,10 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
         return None
     if place.is_file() and place.suffix.lower() in DATA:
         raise UserError(f"{path} is {DATA[place.suffix.lower()]}, not a model: the model comes first")
+    if place.name == RAW and (
+        outer := next((f for f in place.parents[:3] if (f / "model.json").is_file()), None)
+    ):
+        return outer, place
     if place.is_file() or any((place / settings).is_file() for settings in SETTINGS):
         return None
     home = next((f for f in (place, place.parent, place.parent.parent) if (f / "model.json").is_file()), None)

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from grainline import hub
+from grainline import hub, model_card
 from grainline.build import Description, image_settings
 from grainline.data.descriptions import Described
 from grainline.data.other_texts import other_texts
@@ -101,7 +101,7 @@ class Model:
     @property
     def weakness(self) -> str:
         """A sentence that the run of this model is near chance; "" where it is not, or unknown."""
-        return hub.weakness(self.run)
+        return model_card.weakness(self.run)
 
     @property
     def device(self) -> torch.device:
@@ -297,20 +297,22 @@ class Model:
         *,
         name: str | None = None,
         licence: str | None = None,
+        datasets: Sequence[str] = (),
         results: Sequence[str | Path] = (),
     ) -> Path:
         """Write the model and its card into a folder, which `grainline.load` reads. Returns the folder.
 
-        name     of the model in its card; None: that of the folder
-        licence  of the weights, as the hub spells it: "apache-2.0"
-        results  JSON files of `grainline evaluate` about this model, for its card; else the last validation
-                 of the run is in it
+        name      of the model in its card; None: that of the folder
+        licence   of the weights, as the hub spells it: "apache-2.0"
+        datasets  what the model was trained on, as the hub names it: ["nlphuji/flickr30k"]
+        results   JSON files of `grainline evaluate` about this model, for its card; else the last validation
+                  of the run is in it
         """
         place = path_of(path, "the folder of the model")
+        hub.require_free(place)
         own = fingerprint(self) if results else ""
-        measured = [hub.read_result(Path(result), own) for result in results]
-        name, facts = name or place.resolve().name, self.facts()
-        card = hub.model_card(self.description, facts, self.run, measured, name, licence)
+        measured = [model_card.read_result(Path(result), own) for result in results]
+        card = model_card.model_card(self, name or place.resolve().name, measured, licence, datasets)
         hub.save(place, self.description, self.method, self.tokenizer, card)
         return place
 
@@ -324,20 +326,22 @@ class Model:
         private: bool = False,
         token: str | None = None,
         licence: str | None = None,
+        datasets: Sequence[str] = (),
         results: Sequence[str | Path] = (),
         message: str = "Upload a grainline model",
     ) -> str:
         """Upload the model with its card to the Hugging Face hub and return the address of the commit.
 
-        name     owner/model; the repository is made if it is not there
-        private  make a new repository a private one
-        licence  for the card, as the hub has it: apache-2.0
-        results  for the card: files of `grainline evaluate --json`
-        message  of the commit
+        name      owner/model; the repository is made if it is not there
+        private   make a new repository a private one
+        licence   for the card, as the hub has it: apache-2.0
+        datasets  for the card: what the model was trained on, as the hub names it
+        results   for the card: files of `grainline evaluate --json`
+        message   of the commit
 
         `grainline.from_pretrained(name)` reads it back. Raises UserError with the hub's reason.
         """
-        write = partial(self.save, name=name, licence=licence, results=results)
+        write = partial(self.save, name=name, licence=licence, datasets=datasets, results=results)
         return hub.push(write, name, private=private, token=token, message=message)
 
     def pressed(self) -> "Model":

@@ -113,3 +113,14 @@ def openable(files: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return files if soft == resource.RLIM_INFINITY else soft
+
+
+def resident_memory() -> int:
+    """The bytes of memory of this process; where the system tells only its peak, that; 0 on Windows."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    with suppress(ImportError):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
+    return 0

@@ -18,6 +18,7 @@ from grainline.files import STATE, Corrupt, reason, replacing, unseal, write_ten
 from grainline.types import finite
 
 MODEL = "model.safetensors"
+RAW = "raw.safetensors"  # beside MODEL where that is a moving average: the weights that were averaged
 LORA_SCALE = "lora_scale"
 """A buffer of a method with adapters: the factor on their product."""
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 35_217,  # code and docstrings; goal 35,000
-    "lines": 42_485,  # goal 42,000
-    "test lines": 42_822,  # goal 41,000
-    "benchmark lines": 5_564,  # goal 5,500
+    "code lines": 37_009,  # code and docstrings; goal 35,000
+    "lines": 44_590,  # goal 42,000
+    "test lines": 43_770,  # goal 41,000
+    "benchmark lines": 3_505,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
     "fan-out": 15,
@@ -31,7 +31,11 @@ LIMITS = {  # the numbers of the last commit that lowered them
     "names caft.py imports": 22,
     "names beta_clip.py imports": 20,
 }
-GRANTS: tuple[tuple[str, int, str], ...] = ()
+GRANTS: tuple[tuple[str, int, str], ...] = (
+    ("code lines", 1_792, "compare, average, train.ema, overlap and mteb; 1,800 with a sixth method"),
+    ("lines", 2_105, "the same, with comments and blank lines"),
+    ("test lines", 948, "their tests; those of the studies went"),
+)
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 
 

@@ -13,6 +13,7 @@ from grainline.data.captions import sentences
 from grainline.data.check import check, render, suggestions
 from grainline.data.decode import as_png
 from grainline.data.open_source import open_source
+from grainline.data.overlap import overlap
 from grainline.data.record import Record
 
 
@@ -80,6 +81,22 @@ def test_crops_and_smaller_copies_are_duplicates_and_other_images_are_not() -> N
     page = render(report)
     assert "images that look the same: 6" in page
     assert "6 pairs of images look like copies of each other" in page
+
+
+def test_copies_in_training_data_are_exact_or_near_and_strangers_are_neither() -> None:
+    def of(images: dict[str, bytes | Image.Image]) -> Listed:
+        return Listed([Record(key, image, (key,)) for key, image in images.items()])
+
+    crop = blocks(2).crop((5, 4, 315, 236))
+    train = [of({str(i): jpeg(blocks(i)) for i in range(3)} | {"broken": b""}), of({"drawn": blocks(4)})]
+    tested = {"file": jpeg(blocks(0)), "drawn": blocks(4), "poor": jpeg(blocks(0), 20), "crop": jpeg(crop)}
+    tested |= {"png": as_png(blocks(1)), "other": jpeg(blocks(9)), "white": png(255), "broken": b"no image"}
+    calls: list[tuple[int, int]] = []
+    both = overlap(train, of(tested), lambda done, total: calls.append((done, total)))
+    assert both.exact == (("file", "0"), ("drawn", "drawn"))
+    assert both.near == (("poor", "0"), ("crop", "2"), ("png", "1")), "each test image once, with the nearest"
+    assert both[2:] == (7, 4, 2, 0)
+    assert calls == [(done, 13) for done in range(1, 14)]
 
 
 def test_the_page_says_what_is_wrong_and_what_to_do() -> None:

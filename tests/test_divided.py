@@ -165,8 +165,8 @@ def test_each_process_gets_what_one_alone_gets(
     for one in outcomes:
         require_equal(one[pairwise][what], alone[what])
     if what == "ranks":
-        assert all(bool(way.tied.any()) for way in alone[what])
-        assert all(len(way.rank.unique()) > 2 for way in alone[what])
+        assert all(bool(way.tied.any()) for way in alone[what][:2])
+        assert all(len(way.rank.unique()) > 2 for way in alone[what][:2])
 
 
 @pytest.mark.parametrize("pairwise", [False, True])

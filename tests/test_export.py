@@ -289,3 +289,79 @@ def test_the_command_writes_a_new_folder_only_and_says_what_it_measured(
     )
     text = complaint(capsys, "export", home, tmp_path / "new")
     assert text == "grainline: export needs onnxscript: pip install 'grainline[onnx]'"
+
+
+@pytest.mark.filterwarnings("ignore:Precision is ill-defined")
+def test_scores_of_mteb_are_those_of_a_loop() -> None:
+    """On a local task of retrieval and one of classes, made here."""
+    mteb = pytest.importorskip("mteb", reason="mteb is not installed: pip install 'grainline[mteb]'")
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.abstasks.retrieval_dataset_loaders import RetrievalSplitData
+    from mteb.abstasks.task_metadata import TaskMetadata
+    from mteb.abstasks.zeroshot_classification import AbsTaskZeroShotClassification
+    from mteb.models import EncoderProtocol
+
+    from grainline.export.mteb import Encoder
+
+    model, noise = tiny("clip"), np.random.default_rng(0)
+    pixels = [noise.integers(0, 256, (9 + i, 12, 3), dtype=np.uint8) for i in range(8)]
+    images, texts = (
+        [Image.fromarray(one) for one in pixels],
+        [f"{w} stands." for w in "abcdefgh"],
+    )
+
+    def about(name: str, kind: str) -> Any:
+        return TaskMetadata(
+            name=name, type=kind, description="A local task.", dataset={"path": "none", "revision": "1"},
+            reference=None, category="t2i", eval_splits=["test"], eval_langs=["eng-Latn"],
+            main_score="accuracy", date=None, dialect=[], domains=[], task_subtypes=[], license=None,
+            annotations_creators=None, modalities=["image", "text"], sample_creation=None, bibtex_citation="",
+        )  # fmt: skip
+
+    class Find(AbsTaskRetrieval):  # type: ignore[misc]
+        metadata = about("LocalRetrieval", "Any2AnyRetrieval").model_copy(update={"main_score": "ndcg_at_10"})
+
+        def load_data(self, **_: Any) -> None:
+            keys = [str(i) for i in range(8)]
+            queries = Dataset.from_dict({"id": keys, "text": texts})
+            corpus = Dataset.from_dict({"id": keys, "image": images})
+            split = RetrievalSplitData(
+                queries=queries, corpus=corpus, relevant_docs={key: {key: 1} for key in keys}, top_ranked=None
+            )
+            self.dataset, self.data_loaded = {"default": {"test": split}}, True
+
+    class Classes(AbsTaskZeroShotClassification):  # type: ignore[misc]
+        metadata = about("LocalClasses", "ZeroShotClassification")
+
+        def load_data(self, **_: Any) -> None:
+            split = Dataset.from_dict({"image": images, "label": [i % 3 for i in range(8)]})
+            self.dataset, self.data_loaded = {"test": split}, True
+
+        def get_candidate_labels(self) -> list[str]:
+            return texts[:3]
+
+    encoder = Encoder(model)
+    assert isinstance(encoder, EncoderProtocol)
+    results = mteb.evaluate(
+        encoder, [Find(), Classes()], cache=None, encode_kwargs={"batch_size": 3}
+    ).task_results
+    retrieval, classes = (result.scores["test"][0] for result in results)
+    cosines = model.similarity(model.encode(images=images), model.encode(texts=texts))  # [8, 8]
+    for k in (1, 3, 5):
+        best = cosines.T.topk(k).indices.tolist()
+        assert retrieval[f"recall_at_{k}"] == pytest.approx(
+            np.mean([i in row for i, row in enumerate(best)]), abs=1e-4
+        )
+    right = [int(row.argmax()) == i % 3 for i, row in enumerate(cosines[:, :3])]
+    assert classes["accuracy"] == pytest.approx(np.mean(right), abs=1e-4)
+    assert 0 < retrieval["recall_at_3"] < 1
+    assert 0 < classes["accuracy"] < 1
+    both = encoder.encode([{"text": texts[:2], "image": images[:2]}])
+    alone = (
+        model.encode(texts=texts[:2], convert_to_numpy=True),
+        model.encode(images=images[:2], convert_to_numpy=True),
+    )
+    np.testing.assert_allclose(both, alone[0] + alone[1], atol=1e-6)
+    with pytest.raises(UserError, match="mteb asks for audio; a grainline model reads text and image"):
+        encoder.encode([{"audio": [1]}])

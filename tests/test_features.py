@@ -34,8 +34,8 @@ from grainline.encoders.towers import flat_parts
 from grainline.errors import UserError
 from grainline.hub import image_fingerprint
 from grainline.loading import load
-from grainline.methods.clip import CLIP as CLIP_METHOD
 from grainline.model import Model
+from grainline.training import text_cache
 from grainline.training.optim import train_mode
 from grainline.training.recipe import DataConfig, Recipe, TrainConfig
 from grainline.training.step import step
@@ -348,6 +348,14 @@ def test_a_text_encoder_behind_its_cache_gives_the_same(name: str, pair: Path) -
     assert not torch.equal(near.pooled, exact.pooled)
 
 
+def test_texts_are_computed_once_for_methods_that_read_them_in_different_ways(
+    pair: Path, cache: Path
+) -> None:
+    for name in ("clip", "laps", "maxsim"):  # one part without its words, with them, sentences
+        looked_up(pair, name)
+    assert len(list(cache.iterdir())) == 1
+
+
 def test_a_cut_cache_is_one_line(pair: Path, cache: Path, tmp_path: Path, capsys: Capture) -> None:
     file = automatic(tmp_path, pair)
     trained(tmp_path / "run", file)
@@ -371,21 +379,21 @@ def test_texts_that_a_killed_run_left_out_are_added(
     for name in complete:
         (home / "texts" / name).unlink()
     (home / "texts").rmdir()
-    encode, calls = CLIP_METHOD.encode_texts, []
+    choose, calls = text_cache._texts_of, []
 
-    def dies(self: Any, texts: Any) -> Any:
-        calls.append(len(texts.item))
-        if len(calls) == 3:
+    def dies(record: Any, **kwargs: Any) -> list[str]:
+        calls.append(record.key)
+        if len(calls) == 12:
             raise KeyboardInterrupt
-        return encode(self, texts)
+        return choose(record, **kwargs)
 
-    monkeypatch.setattr(CLIP_METHOD, "encode_texts", dies)
+    monkeypatch.setattr(text_cache, "_texts_of", dies)
     with pytest.raises(KeyboardInterrupt):
         looked_up(pair)
     with (home / "texts.partial" / "states.f16").open("ab") as file:
         file.write(b"half of a batch")
     looked_up(pair)
-    assert len(calls) == 3 + 2  # of four batches
+    assert len(calls) == 12 + 6  # two batches of five records were there
     assert {path.name: path.read_bytes() for path in (home / "texts").iterdir()} == complete
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained import load_pretrained
+from grainline.evaluation.suites.transfer import training_of
 from grainline.loading import load
 
 SMALL = (
@@ -368,3 +369,74 @@ def test_adapters_in_a_librarys_towers_train_go_on_load_and_convert(
     assert call("convert", tmp_path / "run", tmp_path / "hf") == 0
     own = load_file(tmp_path / "hf" / "model.safetensors")
     torch.testing.assert_close(own["vision_model.encoder.layers.1.self_attn.q_proj.weight"], merged)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint and its runs `tuned` and `start`, of which the second learns nothing."""
+    home = tmp_path_factory.mktemp("average")
+    whole("clip", home / "checkpoint")
+    two = "train.max_steps=2", "train.save_every=1"
+    for name, lr in (("tuned", "1e-3"), ("start", "1e-30")):
+        setting = f"train.optimizer.lr={lr}"
+        assert call(*arguments(HIMO, home / "checkpoint", home / name), setting, *two) == 0
+    return home
+
+
+def test_an_average_with_the_start_is_a_slow_loop_and_its_ends_are_the_two_models(
+    tuned: Path, tmp_path: Path
+) -> None:
+    run, ends = tuned / "tuned", [weights(tuned / "start"), weights(tuned / "tuned")]
+    assert any(not torch.equal(x, ends[1][name]) for name, x in ends[0].items())
+    again = tmp_path / "again"
+    rest = (f"init_from={tuned / 'start'}", "train.max_steps=1")
+    assert call(*arguments(HIMO, tuned / "checkpoint", again), *rest) == 0
+    for one, own in ((run, ends[1]), (again, weights(again))):
+        for weight in (0.0, 0.5, 1.0):
+            out = tmp_path / f"{one.name} {weight}"
+            assert call("average", one, "--weight", weight, "--out", out) == 0
+            mixed = load_file(out / "model.safetensors")
+            assert mixed.keys() == own.keys()
+            for name, x in mixed.items():
+                pairs = zip(ends[0][name].flatten().tolist(), own[name].flatten().tolist(), strict=True)
+                expected = [(1 - weight) * a + weight * b for a, b in pairs]
+                assert torch.equal(x.flatten(), torch.tensor(expected, dtype=x.dtype)), name
+
+
+def test_a_soup_has_equal_shares_and_says_everywhere_what_it_is_of(
+    tuned: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    parts = [tuned / "tuned" / "checkpoints" / f"step-0000000{step}" for step in (1, 2)] + [tuned / "start"]
+    assert call("average", parts[0], "--with", *parts[1:], "--out", tmp_path / "soup") == 0
+    states = [load(part).method.state_dict() for part in parts]
+    for name, x in load(tmp_path / "soup").method.state_dict().items():
+        expected = sum(state[name].double() for state in states) / 3
+        torch.testing.assert_close(x, expected.to(x.dtype), rtol=1e-6, atol=1e-9)
+    named = "the average of step-00000001 (0.3333), step-00000002 (0.3333) and start (0.3333)"
+    assert f"| weights | {named} |" in (tmp_path / "soup" / "README.md").read_text()
+    result = tmp_path / "result.json"
+    assert call("evaluate", tmp_path / "soup", "--data", "scenes:dev?count=6", "--json", result) == 0
+    assert f"the weights are {named}" in json.loads(result.read_text())["notes"]
+    assert [one.path for one in training_of(str(tmp_path / "soup")).data] == ["scenes:train?count=18"]
+    capsys.readouterr()
+
+
+def test_only_weights_of_one_architecture_are_averaged(tuned: Path, tmp_path: Path, capsys: Capture) -> None:
+    longer, random, out = tuned / "tuned", tmp_path / "random", tmp_path / "out"
+    assert call("train", "clip/patches", "--out", random, "--set", *SMALL, "train.max_steps=1") == 0
+    for words, message in (
+        (
+            (longer, "--with", tuned / "checkpoint"),
+            r"position_embedding.weight is \[65, 64\] in .*, stretched for other texts",
+        ),
+        (
+            (longer, "--with", random),
+            r"towers\..* is .* in .*tuned and absent in .*random: only weights of one",
+        ),
+        ((random,), "started from random weights; name what to average with: --with OTHER_RUN"),
+        ((tuned / "checkpoint",), "has no recipe.yaml that names its start"),
+        ((longer, "--weight", "1.5"), "weight is 1.5; give the share of"),
+        ((longer, "--with", longer), "comes twice"),
+    ):
+        assert re.search(message, complaint(capsys, "average", *words, "--out", out)), message
+        assert not out.exists()

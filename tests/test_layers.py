@@ -17,7 +17,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"encoders", "data"},
     {"methods"},
     {"build"},
-    {"hub"},
+    {"hub", "model_card"},
     {"model"},
     {"loading"},
     {"evaluation"},

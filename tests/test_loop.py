@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from make import TINY
+from safetensors.torch import load_file
 
 from grainline.config import parse
 from grainline.data.batches import collate
@@ -16,14 +17,16 @@ from grainline.data.texts import TextsConfig
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.data.transforms import TrainTransform
 from grainline.errors import UserError
+from grainline.methods.base import Method
 from grainline.methods.clip import CLIP, CLIPConfig
 from grainline.training import loop
 from grainline.training.log import read_log
-from grainline.training.loop import Run, train_loop
+from grainline.training.loop import Run, Validation, train_loop
 from grainline.training.optim import rate
 from grainline.training.recipe import TrainConfig
 from grainline.training.step import compile_layers, step
 from grainline.types import Clock
+from grainline.weights import MODEL, RAW
 
 CPU = torch.device("cpu")
 SETTINGS: dict[str, Any] = {
@@ -105,6 +108,36 @@ def test_a_run_is_the_loop_that_anyone_would_write(
             value, slow[name], rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}"
         )
     assert any((slow[name] - before[name]).abs().max() > 0.01 for name in slow), "else nothing was compared"
+
+
+def test_a_moving_average_is_the_slow_one_is_validated_and_changes_no_step(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    validated: list[dict[str, torch.Tensor]] = []
+
+    def validate(method: Method) -> Validation:
+        validated.append({name: x.clone() for name, x in method.state_dict().items()})
+        return Validation({"sum": 1.0})
+
+    plain, settings = job(tmp_path / "plain", tokenizer), {"save_every": 1, "keep_checkpoints": 9}
+    run = job(tmp_path / "run", tokenizer, ema=0.25, validate_every=3, **settings)._replace(validate=validate)
+    train_loop(plain, CPU, None)
+    train_loop(run, CPU, None)
+    slow = {name: x.double() for name, x in method(tokenizer).state_dict().items()}
+    for t in range(6):
+        folder, decay = (
+            tmp_path / "run" / "checkpoints" / f"step-0000000{t + 1}",
+            min(0.25, (1 + t) / (10 + t)),
+        )
+        raw, average = load_file(folder / RAW), load_file(folder / MODEL)
+        slow = {name: decay * x + (1 - decay) * raw[name].double() for name, x in slow.items()}
+        for name, x in average.items():
+            torch.testing.assert_close(x, slow[name].float(), rtol=1e-6, atol=1e-7)
+        assert t % 3 < 2 or all(torch.equal(x, average[name]) for name, x in validated[t // 3].items())
+    assert all(torch.equal(x, raw[name]) for name, x in plain.method.state_dict().items())
+    assert all(torch.equal(x, average[name]) for name, x in run.method.state_dict().items()), "as the report"
+    assert max((average[name] - x).abs().max() for name, x in raw.items()) > 1e-3
+    assert len(validated) == 2
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, while it compiles

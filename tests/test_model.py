@@ -1,5 +1,6 @@
 """`grainline.Model`: what encode takes and returns, similarity, and saving, with every method."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from indexes import tiny_model
 from make import CASES, SEGMENTS, TINY
 from PIL import Image
@@ -334,6 +336,47 @@ def test_the_card_tells_data_budget_and_metrics(clip: Model, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"r.json was measured with another model, runs/x; give results of"):
         clip.save(tmp_path / "c", results=[tmp_path / "r.json"])
     clip.run = None
+
+
+def test_the_hub_reads_the_metadata_of_the_card(clip: Model, tmp_path: Path) -> None:
+    hostile = f"{tmp_path}/it's | <b>&.tar"
+    result = {
+        "suite": "retrieval",
+        "protocol": "plain",
+        "data": {"path": hostile, "images": 1000, "texts": 5000},
+        "settings": {"model": "x", "fingerprint": fingerprint(clip), "captions": "each"},
+        "metrics": [
+            {"name": "text to image R@1", "value": 12.5, "low": 11, "high": 14, "chance": 0.1, "unit": "%"}
+        ],
+        "notes": ["a | note", f"of {tmp_path}/x"],
+    }
+    both = [tmp_path / "each.json", tmp_path / "whole.json"]
+    both[0].write_text(json.dumps(result))
+    result["settings"] = {**result["settings"], "captions": "whole"}  # type: ignore[dict-item]
+    both[1].write_text(json.dumps(result))
+    folder = clip.save(tmp_path / "m", name="a/b", licence="mit", datasets=["someone/photos"], results=both)
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.library_name == "grainline"
+    assert card.data.license == "mit"
+    assert card.data.datasets == ["someone/photos"]
+    assert card.data.pipeline_tag
+    assert "clip" in card.data.tags
+    own = [(x.task_type, x.dataset_name, x.metric_type, x.metric_value) for x in card.data.eval_results]
+    wanted = ("image-text-retrieval", "it's | <b>&.tar", "text_to_image_recall_at_1", 12.5)
+    assert own == [wanted, wanted], "one entry for each way to read captions"
+    assert "<b>" not in card.text
+    assert "| <" not in card.text
+    assert str(tmp_path) not in card.content
+    for line in (
+        "| text to image R@1 (%) | 12.5 | 11 to 14 | 0.1 |",
+        "- a | note",
+        "1,000 images, 5,000 texts",
+    ):
+        assert line in card.text
+    assert "[arXiv 2103.00020](https://arxiv.org/abs/2103.00020)" in card.text
+    assert "24 tokens" in card.text
+    with pytest.raises(UserError, match="'photos/of/mine' is no data set of the Hugging Face hub"):
+        clip.save(tmp_path / "n", datasets=["photos/of/mine"])
 
 
 @pytest.mark.parametrize("precision", ["int8", "binary", "ubinary"])

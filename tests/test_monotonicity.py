@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from indexes import tiny_model
 from PIL import Image
 from readers import D, InMemory, Reader
 from torch import Tensor
@@ -28,6 +29,7 @@ from grainline.evaluation.suites.monotonicity import (
     EACH,
     HALVES,
     LONG,
+    MEANS,
     THIRDS,
     MonotonicitySuite,
     boundaries,
@@ -209,6 +211,24 @@ def test_a_model_that_cannot_read_on_ties_and_the_notes_say_so() -> None:
     assert f"{HALVES}: 2 samples have a tie" in notes
     assert f"{EACH}: 3 samples have a tie" in notes
     assert result.data["cut_texts"] == sum(sum(cut) for cut in result.queries["sequences"][EACH]["cut"]) == 13
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "note"),
+    [("maxsim", (), "mean_of_parts"), ("clip", ("scoring=sentences",), "by_sentence"), ("clip", (), None)],
+)
+def test_a_mean_over_sentences_is_noted_and_is_a_running_mean(
+    method: str, changes: tuple[str, ...], note: str | None
+) -> None:
+    model, each = tiny_model(method, changes=changes), ["A dog.", "A cat sleeps.", "A tree."]
+    record = Record("a", Image.new("RGB", (9, 9), "red"), (" ".join(each),))
+    result = measured(model, [record])  # type: ignore[arg-type]
+    assert [name for name, text in MEANS.items() if text in result.notes] == ([note] if note else [])
+    if method == "maxsim":
+        image = model.encode(images=[record.image])
+        single = [float(model.similarity(image, model.encode(texts=[one]))) for one in each]
+        means = [np.mean(single[: k + 1]) for k in range(len(single))]
+        assert result.queries["sequences"][EACH]["scores"][0] == pytest.approx(means, abs=1e-6)
 
 
 def test_captions_with_too_few_sentences_are_left_out_and_counted() -> None:

@@ -36,6 +36,7 @@ LONG = (
     "data.workers=2",
     'data.validation=["scenes:dev?count=3"]',
     "train.validate_every=10",
+    "train.ema=0.9",
 )
 KILLS = ((3, True), (12, False), (17, True), (38, False))
 """A step, and whether the workers are killed with the process; the first is before any checkpoint."""
@@ -117,6 +118,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path | 
 def test_a_killed_and_resumed_run_ends_with_the_same_bits(runs: dict[str, Path]) -> None:
     for place in ("last", "best", "checkpoints/step-00000040"):
         assert weights(runs["whole"], place) == weights(runs["broken"], place), place
+        raw = [(run / place / "raw.safetensors").read_bytes() for run in (runs["whole"], runs["broken"])]
+        assert raw[0] == raw[1] != weights(runs["whole"], place)
+    averaged, raw = load(runs["whole"]).method, load(runs["whole"] / "last" / "raw.safetensors").method
+    assert not torch.equal(averaged.towers.to_text.weight, raw.towers.to_text.weight)
 
 
 def test_its_log_is_that_of_the_whole_run_but_for_times(runs: dict[str, Path]) -> None:

@@ -68,16 +68,18 @@ def some(n: int, image: list[int] | Tensor, width: int = 6, length: int = 0) -> 
 
 def dense(
     score: Tensor, images: Encoded, texts: Encoded
-) -> tuple[list[int], list[bool], list[int], list[bool]]:
+) -> tuple[list[int], list[bool], list[int], list[bool], list[int]]:
     positive = same_image(images, texts)
     described = texts.image >= 0
     a, b = ranks(score, positive), ranks(score.T[described], positive.T[described])
-    return a.rank.tolist(), a.tied.tolist(), b.rank.tolist(), b.tied.tolist()
+    first = [one.index(max(one)) for one in score.T[described].tolist()]
+    return a.rank.tolist(), a.tied.tolist(), b.rank.tolist(), b.tied.tolist(), first
 
 
 def counted(method: Scorer, images: Encoded, texts: Encoded, memory: int) -> tuple[list[int], ...]:
     both = retrieval_ranks(method, images, texts, memory)
-    return (both.i2t.rank.tolist(), both.i2t.tied.tolist(), both.t2i.rank.tolist(), both.t2i.tied.tolist())
+    sides = [x.tolist() for one in both[:2] for x in (one.rank, one.tied)]
+    return (*sides, both.first.tolist())
 
 
 def duplicated(encoded: Encoded) -> Encoded:

@@ -73,7 +73,7 @@ SETTINGS: dict[str, Any] = {
 }
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "saving": {"grad_accum": 2, "grad_cache_chunk": 2, "activation_checkpointing": True},
+    "saving": {"grad_accum": 2, "grad_cache_chunk": 2, "activation_checkpointing": True, "ema": 0.5},
     "bf16": {"precision": "bf16"},
 }
 SPREADS = {"ddp": False, "sharded": True}

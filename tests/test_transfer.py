@@ -15,7 +15,7 @@ from grainline.evaluation.encode import encode_source
 from grainline.evaluation.result import Result
 from grainline.evaluation.suite import Settings
 from grainline.evaluation.suites.retrieval import RetrievalSuite
-from grainline.evaluation.suites.transfer import TransferOptions, TransferSuite, overlap, training_of
+from grainline.evaluation.suites.transfer import TransferOptions, TransferSuite, compare_data, training_of
 from grainline.model import Model
 
 
@@ -34,7 +34,7 @@ def set_of(folder: Path, seeds: range, prefix: str = "") -> Path:
 
 
 def compared(run: Path, test: str, **more: Any) -> Any:
-    return overlap(training_of(str(run), **more), open_source(test, size=32), 32)
+    return compare_data(training_of(str(run), **more), open_source(test, size=32), 32)
 
 
 def surveyed(run: Path, model: Model, test: str, **options: Any) -> Result:
@@ -112,10 +112,10 @@ def test_crops_of_training_images_are_counted_apart_and_named(
         note.startswith("1 of 5 images look like crops or smaller copies of training images")
         for note in result.notes
     )
-    monkeypatch.setattr("grainline.evaluation.suites.transfer.LIMIT", 4)
-    assert compared(run, str(test)).unlike == 1
+    monkeypatch.setattr("grainline.data.overlap.LIMIT", 4)
+    assert compared(run, str(test)).unlike == 2
     assert any(
-        "1 training images were compared by their bytes alone" in note
+        "2 training images were compared by their bytes alone" in note
         for note in surveyed(run, model, str(test)).notes
     )
 
@@ -125,7 +125,7 @@ def test_prefixes_of_joined_sources_hide_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", data={"paths": [str(train)]})
     other = set_of(tmp_path / "other", range(2, 5))
     joined = open_sources([str(other), str(set_of(tmp_path / "third", range(2, 9)))])
-    got = overlap(training_of(str(run)), joined, 32)
+    got = compare_data(training_of(str(run)), joined, 32)
     assert (got.keys, got.images, got.compared) == (2, 2, 10)
 
 

@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 import grainline
 from grainline.data.open_source import open_data, open_source
 from grainline.errors import UserError
-from grainline.evaluation.compare import changed_ranks
 
 Capture = pytest.CaptureFixture[str]
 SCENES = "scenes:dev?count=12&size=32"
@@ -310,32 +309,3 @@ def test_a_result_prints_as_a_table_and_is_saved_and_compared(tmp_path: Path) ->
     assert list(grainline.compare(other, result)) == list(differences)
     with pytest.raises(KeyError, match="no metric 'R@1'; there are"):
         result["R@1"]
-
-
-def test_a_comparison_names_the_queries_whose_ranks_changed_most(tmp_path: Path) -> None:
-    after = grainline.evaluate(vectors=VECTORS, pairs=OWNER)
-    keys, fold = after.queries["keys"], after.queries["folds"][0]
-    owner, rank = fold["t2i"]["image"], fold["t2i"]["rank"]
-    factors = {0: 3, 1: 40, 2: 7, 3: 5}  # these were worse before, so now they are better
-    earlier = [one * factors.get(i, 1) for i, one in enumerate(rank)]
-
-    def with_ranks(way: str, ranks: list[int]) -> grainline.Result:
-        return after._replace(queries={"keys": keys, "folds": [{**fold, way: {**fold[way], "rank": ranks}}]})
-
-    def named(i: int) -> str:
-        nth = owner[: i + 1].count(owner[i])
-        return f"{keys[owner[i]]} (text {nth}) {earlier[i]} to {rank[i]}"
-
-    before = with_ranks("t2i", earlier)
-    (note,) = changed_ranks(after, before)  # nothing is said of ways without a change
-    assert note == f"text to image, ranks that changed most: better {named(1)}, {named(2)}, {named(3)}"
-    ranks = fold["i2t"]["rank"]
-    changed = with_ranks("i2t", [one + 2 * (i == 4) for i, one in enumerate(ranks)])
-    query = f"{keys[fold['i2t']['image'][4]]} {ranks[4]} to {ranks[4] + 2}"
-    assert changed_ranks(changed, after) == (f"image to text, ranks that changed most: worse {query}",)
-    assert changed_ranks(after, after) == ()
-    before.save(tmp_path / "before.json")
-    result = grainline.evaluate(vectors=VECTORS, pairs=OWNER, compare_to=tmp_path / "before.json")
-    assert note in result.notes
-    other = before._replace(queries={"keys": keys, "right": [1] * len(keys)})
-    assert changed_ranks(other, other) == (), "only ranks of retrieval are named"

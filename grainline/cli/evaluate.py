@@ -1,5 +1,6 @@
-"""The commands `evaluate`, `suites`, `encode` and `show`."""
+"""The commands `evaluate`, `compare`, `suites`, `encode` and `show`."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,6 +77,48 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command; half is signa
         next_step("grainline", "evaluate", "ANOTHER_MODEL", *more, "--compare-to", settings["json"])
     elif model is not None:
         next_step("grainline", "evaluate", model, *more, "--html", "out.html")
+
+
+@from_signature("evaluation/run_comparison.py:compare", without=("say", "show_progress_bar"))
+def compare(  # noqa: PLR0913 - each is an option of the command
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...")],
+    *,
+    data: list[str] | None = None,
+    suite: Annotated[list[str] | None, typer.Option(autocompletion=names_of)] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", autocompletion=fields_of)] = None,
+    captions: list[str] | None = None,
+    measures: list[str] | None = None,
+    descriptions: Descriptions = None,
+    batch_size: BatchSize = 64,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    memory: Annotated[int, typer.Option(min=1)] = 256,
+    max_corrupt: MaxCorrupt = 0.02,
+    **settings: Any,
+) -> None:
+    """Compare models on data: a table with intervals, paired differences, ranks, time and memory.
+
+    Without --data, two files of `grainline evaluate --json`: the later one, then the earlier one.
+
+    memory   most memory for scores, in MiB
+    """
+    for name in suite or ():
+        check(suite=name)
+    check(changes=changes)
+    from grainline.evaluation.run_comparison import compare as run
+    from grainline.training.recipe import descriptions_for
+
+    result = run(
+        *models, data=data, suite=suite or "retrieval", changes=changes or (), captions=captions or (),
+        measures=measures or (), batch_size=batch_size, seed=seed, max_corrupt=max_corrupt,
+        memory=memory * 2**20,
+        descriptions=lambda model, path: descriptions_for(
+            model, path, descriptions if model.method.reads_descriptions else None
+        ),
+        say=lambda line: print(line, file=sys.stderr), **settings,
+    )  # fmt: skip
+    print(result)
+    for path in filter(None, (settings["json"], settings["out"])):
+        print(f"written: {path}")
 
 
 @from_signature()

@@ -43,7 +43,9 @@ app = typer.Typer(
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 SWITCHES = ("--quiet", "-q", "--trust-code")  # taken behind the command too
-VARIADIC = ("--data", "--set", "--validation", "--text", "--descriptions", "--vectors", "--results")
+VARIADIC: tuple[str, ...] = "--with", "--data", "--set", "--validation", "--text", "--descriptions"
+VARIADIC += "--vectors", "--results", "--datasets"
+OF_COMPARE = ("--suite", "--captions", "--measures")  # options that take several values in that command
 
 
 @app.callback(invoke_without_command=True)
@@ -139,6 +141,9 @@ def train(
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline evaluate runs/x --data photos/ --html x.html")(
     evaluate.evaluate
 )
+app.command(
+    rich_help_panel=TRAIN, epilog="Example: grainline compare runs/a runs/b --data photos/ --out page.html"
+)(evaluate.compare)
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline suites retrieval")(evaluate.suites)
 app.command(rich_help_panel=TRAIN, epilog="Example: grainline encode runs/x photos/ --out vectors/")(
     evaluate.encode
@@ -147,6 +152,27 @@ app.command(
     rich_help_panel=TRAIN,
     epilog='Example: grainline show runs/x photo.jpg --text "A dog runs. The sea is grey." --out look.png',
 )(evaluate.show)
+
+
+@app.command(
+    rich_help_panel=TRAIN, epilog="Example: grainline average runs/tuned --weight 0.5 --out runs/mixed"
+)
+@from_signature("training/average.py:average")
+def average(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    *,
+    out: Path,
+    others: Annotated[list[str] | None, typer.Option("--with")] = None,
+    **settings: Any,
+) -> None:
+    """Average the weights of a run with those it started from (WiSE-FT), or with other runs (a soup)."""
+    for name in (run, *(others or ())):
+        check_model(name)
+    from grainline.training.average import average as mean
+
+    print(f"written: {mean(run, out, others=others or (), **settings)}")
+
+
 app.add_typer(index.index, name="index", rich_help_panel=SEARCH)
 app.command(rich_help_panel=SEARCH, epilog='Example: grainline search photos.index "A brown dog." --open')(
     index.search
@@ -181,12 +207,14 @@ def push(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     *,
     results: list[str] | None = None,
+    datasets: list[str] | None = None,
     **settings: Any,
 ) -> None:
     """Upload a model with its card to the Hugging Face hub. Log in with `hf auth login`, or set HF_TOKEN.
 
-    run      run folder, or a folder of weights inside one
-    results  for the card: files of `evaluate RUN --json`
+    run       run folder, or a folder of weights inside one
+    results   for the card: files of `evaluate RUN --json`
+    datasets  for the card: what it was trained on, as the hub names it: nlphuji/flickr30k
     """
     check_model(run)
     from grainline.config import HUB_NAME
@@ -195,7 +223,8 @@ def push(
         raise UserError(f"{name} is no name of the Hugging Face hub; write it as owner/model")
     from grainline.loading import load
 
-    print(load(run, device="cpu").push_to_hub(name, results=results or (), **settings))
+    model = load(run, device="cpu")
+    print(model.push_to_hub(name, results=results or (), datasets=datasets or (), **settings))
 
 
 def main() -> NoReturn:
@@ -279,10 +308,12 @@ def _spread(arguments: list[str]) -> list[str]:
     ['train', 'r', '--data', 'a', '--data', 'b', '--out', 'o']
     """
     out: list[str] = []
+    command = next((one for one in arguments if one not in SWITCHES), "")
+    variadic = VARIADIC + OF_COMPARE * (command == "compare")
     option, first = "", False
     for argument in arguments:
         if argument.startswith("-"):
-            option, first = argument if argument in VARIADIC else "", True
+            option, first = argument if argument in variadic else "", True
         elif option and not first:
             out.append(option)
         else:

@@ -12,6 +12,7 @@ features      Features of a frozen image encoder: written once, and read in trai
 lines         Files of JSON Lines that an interrupted run completes later.
 open_source   From a path to the source of its records.
 other_texts   Sentences of other images, which heat is measured against where nobody names any.
+overlap       Copies of images, and how much of a test source is in training data.
 pack          Any source as WebDataset tars: `grainline data pack`.
 pairs         Images and captions that are given in Python: one image or several, pairs, and data sets.
 record        What every source yields, and why a sample cannot be used.

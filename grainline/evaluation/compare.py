@@ -5,7 +5,6 @@ then cancels, and the interval of the difference is narrower than those of its t
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -87,12 +86,8 @@ def compare(
     """
     where = where if isinstance(before, Result) else str(before)
     after, before = (one if isinstance(one, Result) else read(one) for one in (after, before))
-    refuse_unlike(after, before, "be compared", where)
-    _refuse_empty(before, where)
+    refuse_other_queries(after, before, where)
     suite, settings = suite_of(after), settings_of(after)
-    if _questions(after.queries, suite.model_fields) != _questions(before.queries, suite.model_fields):
-        what = "other images, texts or classes than this result"
-        raise UserError(f"{where} asks {what}; use the same data and options")
     metrics, earlier = (
         {name: one.in_unit() for name, one in suite.metrics([result.queries], settings).items()}
         for result in (after, before)
@@ -134,29 +129,8 @@ def with_comparison(after: Result, before: Result, path: str) -> Result:
     scoring = before.settings.get("scoring")
     if after.settings.get("scoring") != scoring:
         notes += (f"{path} was made with other scores of pairs: {scoring or 'its only ones'}",)
-    notes += changed_ranks(after, before) + other_recipe(after, before)
+    notes += other_recipe(after, before)
     return after._replace(settings=after.settings | {"compared_to": entry}, notes=notes)
-
-
-def changed_ranks(after: Result, before: Result, number: int = 3) -> tuple[str, ...]:
-    """Notes on the queries of retrieval whose ranks changed by the largest factors, each way."""
-    notes: tuple[str, ...] = ()
-    folds = [*zip(after.queries.get("folds", ()), before.queries.get("folds", ()), strict=True)]
-    for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
-        changes = []
-        for one, other in folds:
-            texts, place = Counter(one[way]["image"]), Counter[int]()
-            ranks = zip(one[way]["image"], one[way]["rank"], other[way]["rank"], strict=True)
-            for image, rank, earlier in ranks:
-                place[image] += 1
-                query = after.queries["keys"][image] + f" (text {place[image]})" * (texts[image] > 1)
-                changes.append((rank / earlier, f"{query} {earlier:,} to {rank:,}"))
-        changes.sort()
-        better = [text for factor, text in changes[:number] if factor < 1]
-        worse = [text for factor, text in changes[::-1][:number] if factor > 1]
-        parts = [f"{word} {', '.join(some)}" for word, some in (("better", better), ("worse", worse)) if some]
-        notes += (f"{name}, ranks that changed most: {'; '.join(parts)}",) * bool(parts)
-    return notes
 
 
 def other_recipe(after: Result, before: Result) -> tuple[str, ...]:
@@ -185,6 +159,16 @@ def _recipe(model: str) -> dict[str, Any]:
 def _refuse_empty(result: Result, where: str) -> None:
     if not result.queries:
         raise UserError(f"{where} keeps no outcomes, as pooled results do; compare results of single runs")
+
+
+def refuse_other_queries(after: Result, before: Result, where: str) -> None:
+    """Raise UserError unless both results have the same queries. where: the name of `before`"""
+    refuse_unlike(after, before, "be compared", where)
+    _refuse_empty(before, where)
+    fields = suite_of(after).model_fields
+    if _questions(after.queries, fields) != _questions(before.queries, fields):
+        what = "other images, texts or classes than this result"
+        raise UserError(f"{where} asks {what}; use the same data and options")
 
 
 def refuse_unlike(one: Result, other: Result, what: str, where: str, *, pooled: bool = False) -> None:

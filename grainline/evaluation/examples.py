@@ -175,10 +175,10 @@ def spread(rank: np.ndarray, number: int) -> list[int]:
     return [int(place) for place in order[np.rint(ends).astype(int)]]
 
 
-def whole_image(model: Model, image: Image.Image) -> WholeImage:
-    """An image, shrunk where it is large, with the square of it that the model reads."""
+def whole_image(model: Model, image: Image.Image, side: int = LARGE) -> WholeImage:
+    """An image, shrunk to so many pixels where it is larger, with the square of it that the model reads."""
     image = image.convert("RGB")
-    image.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
     return WholeImage(image, read_area(model.transform, image.size))
 
 
@@ -201,6 +201,16 @@ def look_at(
     scored, strings, left_out = scored_parts(model, described, text)
     heat = model.heat(described, strings, null).cpu().numpy() if located else None
     return CaseImage(image, "the right image", scored, heat, left_out=left_out, contrast=null is not None)
+
+
+def by_sentence(look: CaseImage) -> CaseImage:
+    """The image with its sentences and without their phrases; the one with the most heat is shown first."""
+    if look.heat is None:
+        return look
+    texts = [id(one) for one in look.texts()]
+    heat = look.heat[[texts.index(id(one)) for one in look.sentences]]
+    plain, strongest = [one._replace(phrases=()) for one in look.sentences], heat.max((1, 2)).argmax()
+    return look._replace(sentences=plain, heat=heat, first=int(strongest) + 1, left_out="")
 
 
 def scored_parts(model: Model, image: ImageLike, text: str) -> tuple[list[SentenceScore], list[str], str]:

@@ -24,6 +24,7 @@ from grainline.files import STATE, is_stream, read_plain, reason, temporary_path
 from grainline.hub import fingerprint
 from grainline.loading import find_run
 from grainline.model import Model
+from grainline.model_card import training_facts
 from grainline.report.page import render, write_page
 
 DECIMALS = {"%": 1, "rank": 1, "sum": 1, "correlation": 3, "change": 2, "cosine": 3}
@@ -259,7 +260,7 @@ def origin(model: Model, path: str) -> dict[str, Any]:
 
 
 def notes_on_training(run: Path | None, source: Source) -> tuple[str, ...]:
-    """Notes where some of the data, by their paths, are those that a run was trained or validated on."""
+    """Notes where data, by their paths, are those that a run was trained or validated on, and on averages."""
     words = {
         "paths": "the run was trained on {}, so the values say nothing about other data",
         "validation": "the run was validated on {}, by which it chose the weights in best/",
@@ -274,6 +275,8 @@ def notes_on_training(run: Path | None, source: Source) -> tuple[str, ...]:
         ]
         if known:
             notes.append(text.format("these data" if len(known) == len(parts) else ", ".join(known)))
+    if run is not None and (weights := training_facts(run).get("weights")):
+        notes.append(f"the weights are {weights}")
     return tuple(notes)
 
 

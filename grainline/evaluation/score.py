@@ -56,6 +56,7 @@ class Both(NamedTuple):
 
     i2t: Ranks  # of every image
     t2i: Ranks  # of every text
+    first: Tensor  # [texts] int64, the row of the image that each text finds first; of equals the first row
 
 
 @torch.no_grad()
@@ -93,16 +94,21 @@ def retrieval_ranks(method: Scorer, images: Encoded, texts: Encoded, memory: int
         for best in (row, column)
     ]
     nan = torch.zeros((), dtype=torch.int64, device=row.device)
+    first = torch.full_like(column, -torch.inf), torch.zeros_like(ahead[1].rank)  # scores, and their rows
     for r, c in tiles:
         score, mask = tile(r, c), positive(r, c)
+        top, place = score.max(0)
+        first[1][c] = torch.where(top > first[0][c], place + r.start, first[1][c])
+        torch.maximum(first[0][c], top, out=first[0][c])
         if bool(score.sum().isnan()):  # a cheap sum first; inf - inf is NaN too and counts as none
             nan += score.isnan().sum()
         _add(rows(ahead[0], r), score, row[r][:, None], mask, 1)
         _add(rows(ahead[1], c), score, column[c][None], mask, 0)
     refuse_nan(int(sum_over_workers(nan)), n * m)
     i2t, t2i = (Ranks(sum_over_workers(one.rank) + 1, sum_over_workers(one.tied.int()) > 0) for one in ahead)
-    query = texts.image >= 0
-    return Both(i2t, Ranks(t2i.rank[query], t2i.tied[query]))
+    query, best = texts.image >= 0, max_over_workers(first[0])
+    place = -max_over_workers(-first[1].masked_fill(first[0] < best, n))
+    return Both(i2t, Ranks(t2i.rank[query], t2i.tied[query]), place[query])
 
 
 @torch.no_grad()

@@ -99,6 +99,7 @@ class Suite(ABC, Generic[O]):
     encodes_images: ClassVar[bool] = True  # False: no image is opened
     encodes_captions: ClassVar[bool] = True  # False: captions are strings only
     keeps_tokens: ClassVar[bool] = True  # False: scores read vectors, whatever the method compares
+    reads_tokens: ClassVar[bool] = True  # False: no collector of it reads the tokens of images
     takes_vectors: ClassVar[bool] = False  # True: vectors of another program can be measured
     replaces_scores: ClassVar[str] = ""  # what it compares in place of the scores of the method; "": these
     model_fields: ClassVar[frozenset[str]] = frozenset({"rank", "tied", "right", "scores", "cut"})

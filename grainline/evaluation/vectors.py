@@ -28,12 +28,12 @@ from grainline.data.formats.parsed import parse_json, read_text, regular
 from grainline.data.pairs import ImageTextPairs
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, some, suggestion
-from grainline.evaluation.encode import Encodings
+from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.score import Cosine
 from grainline.report.case import CaseImage
 from grainline.report.page import MissingImage
-from grainline.types import Encoded
+from grainline.types import Encoded, rows
 
 SIMILARITIES = "cosine", "dot"
 NAMES = {  # of arrays in a file: those of grainline, transformers and open_clip
@@ -165,7 +165,49 @@ def open_vectors(  # long by its docstring, and by the fields of `Encodings`
     return Embeddings(method, data, ImageTextPairs(zip(keys, [()] * len(keys), strict=True), folder), about)
 
 
+class Lookup(Collector):
+    """Vectors of another program in place of a model, for a walk over a set: those of an image are found by
+    its name, those of a text by its words. Raises UserError for one without a vector.
+    """
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self.method, data = embeddings.method, embeddings.data
+        self.side = {"image": data.images, "text": data.texts}
+        self.row = {
+            "image": {key: row for row, key in enumerate(data.keys)},
+            "text": {text: row for row, text in enumerate(data.strings)},
+        }
+        self.keys: list[str] = []  # of the images that wait
+
+    def add(self, sample: Sample) -> None:
+        self.keys.append(sample.record.key)
+
+    def result(self, data: Encodings) -> None:
+        return None
+
+    def encode(self, images: Sequence[Any] = (), texts: Sequence[str] = ()) -> Encoded:
+        """The vectors of the next images, or of texts."""
+        some, self.keys = self.keys[: len(images)], self.keys[len(images) :]
+        names, side = (some, "image") if some else (texts, "text")
+        missing = [name for name in names if name not in self.row[side]]
+        if missing:
+            raise UserError(f"no vector of the {side} {missing[0]!r}; pairs name it as the set does")
+        return rows(self.side[side], torch.tensor([self.row[side][name] for name in names]))
+
+
 Pairs = list[dict[str, Any]] | None
+
+
+def open_named(files: str) -> Embeddings | None:
+    """The vectors in files joined by +, or in a folder of `grainline encode`; None for anything else.
+
+    IMAGES.npy+TEXTS.npy+PAIRS.jsonl    BOTH.npz+PAIRS.jsonl    FOLDER
+    """
+    parts = files.split("+")
+    if len(parts) == 1 and not (Path(files) / "rows.jsonl").is_file():
+        return None
+    pairs = parts.pop() if Path(parts[-1]).suffix == ".jsonl" else None
+    return open_vectors(parts, pairs)
 
 
 def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, list[str] | None, Pairs]:

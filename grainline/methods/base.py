@@ -40,6 +40,9 @@ class Method(ABC, nn.Module):
     by_sentence: bool = False
     """Whether the vector of a text is the mean of those of its parts, which are then its tokens."""
 
+    mean_of_parts: bool = False
+    """Whether the score of a text is the mean of the scores of its parts, each compared by itself."""
+
     chunking: Chunking | None = None
     """How a text is split into `parts` chunks, for methods that compose them into a whole."""
 

@@ -54,7 +54,7 @@ class MaxSim(Method):
     config_class = MaxSimConfig
     reads_words = False
     gathers = ("vector", "tokens", "mask", "item", "image")
-    pairwise = True
+    pairwise = mean_of_parts = True
 
     def __init__(self, cfg: MaxSimConfig) -> None:
         super().__init__(cfg)

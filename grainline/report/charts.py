@@ -96,21 +96,22 @@ def line_chart(chart: Chart) -> Markup:
     )
 
 
-def whisker(value: float, low: float, high: float, chance: float, span: tuple[float, float]) -> Markup:
+def whisker(
+    value: float, low: float, high: float, chance: float | None, span: tuple[float, float], width: int = 180
+) -> Markup:
     """A small drawing of a value with its interval, and chance as a thin upright line.
 
     span  the values at the left and right end of the drawing; values outside stand at the end
 
     The numbers stand next to it, so it is hidden from screen readers.
     """
-    width = 180
 
     def px(number: float) -> float:
-        share = (number - span[0]) / (span[1] - span[0])
+        share = (number - span[0]) / ((span[1] - span[0]) or 1.0)
         return round(4 + (width - 8) * min(max(share, 0.0), 1.0), 1)
 
-    x = [px(number) for number in (value, low, high, chance)]
-    return render("whisker.html", width=width, value=x[0], low=x[1], high=x[2], chance=x[3])
+    x, line = [px(number) for number in (value, low, high)], None if chance is None else px(chance)
+    return render("whisker.html", width=width, value=x[0], low=x[1], high=x[2], chance=line)
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:

@@ -3,6 +3,8 @@
     OUT/checkpoints/step-00000200/   model.safetensors  optimizer.safetensors  rng.safetensors  state.json
     OUT/best/  OUT/last/             the same files, as hard links
 
+With `train.ema` model.safetensors holds the moving average, and raw.safetensors the weights that go on.
+
 A checkpoint is written to a hidden folder, synced to the disk, and then renamed, so a kill at any moment
 leaves whole checkpoints only. state.json holds the size and sha256 of all files. Nothing is pickled: tensors
 are safetensors, the rest is JSON. Only the first process writes, and sharded tensors are written in full.
@@ -14,6 +16,7 @@ import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -30,6 +33,7 @@ from grainline.errors import UserError
 from grainline.training.parallel import full_tensor_on_first, shard_like
 from grainline.weights import (
     MODEL,
+    RAW,
     fill,
     plain_state_dict,
     read_weights,
@@ -54,7 +58,12 @@ class TrainState(NamedTuple):
 
 
 def save(
-    out: Path, method: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState, keep: int = 3
+    out: Path,
+    method: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+    keep: int = 3,
+    averages: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Path:
     """Write OUT/checkpoints/step-NNNNNNNN and return its path; only the last `keep` stay.
 
@@ -62,6 +71,7 @@ def save(
 
     method     the module itself, not wrapped by DDP, so that its parameters have their names
     optimizer  from `build_optimizer`: its groups carry the names of their parameters
+    averages   moving averages by plain name: they are the weights then, and RAW holds those of the method
 
     A checkpoint of the same step is replaced. Those of later steps are removed, `best` and `last` too,
     because a run that resumes from an earlier step will not reach them. When writing fails (disk full, no
@@ -71,6 +81,7 @@ def save(
     target = out / "checkpoints" / f"step-{state.step:08d}"
     saving = files.temporary_path(target)
     weights = {name: full_tensor_on_first(x) for name, x in plain_state_dict(method).items()}
+    means = {name: full_tensor_on_first(x) for name, x in averages.items()}
     moments = {name: full_tensor_on_first(x) for name, x in _moments(optimizer).items()}
     if rank() != 0:
         return target
@@ -83,7 +94,9 @@ def save(
         saving.parent.mkdir(parents=True, exist_ok=True)
         files.clear_leftovers(saving.parent)
         saving.mkdir()
-        write_weights(saving / MODEL, method, weights)
+        write_weights(saving / MODEL, method, weights | means)
+        if means:
+            write_weights(saving / RAW, method, weights)
         files.write_tensors(saving / OPTIMIZER, moments, {})
         files.write_tensors(saving / RNG, rngs, {})
         files.seal(saving, body)
@@ -149,14 +162,20 @@ def verify(path: Path) -> dict[str, Any]:
     return body
 
 
-def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
-    """Load weights and optimizer state, bit for bit, and return the rest.
+def load(
+    path: Path,
+    method: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    averages: Mapping[str, Tensor] = MappingProxyType({}),
+) -> TrainState:
+    """Load weights, optimizer state and moving averages in place, bit for bit, and return the rest.
 
     Every name, shape and dtype has to fit, and all are checked before anything changes. The caller sets the
     random number generators, each rank its own: `set_rng_state(state.rng[rank])`.
     """
     body = verify(path)
-    weights, moments = read_weights(path / MODEL, method), _tensors(path, OPTIMIZER)
+    weights, moments = read_weights(path / (RAW if averages else MODEL), method), _tensors(path, OPTIMIZER)
+    means = read_weights(path / MODEL, method) if averages else {}
     try:  # a seal holds whatever was sealed
         rng: list[dict[str, Tensor]] = [{} for _ in range(body["ranks"])]
         for key, value in _tensors(path, RNG).items():
@@ -173,6 +192,8 @@ def load(path: Path, method: nn.Module, optimizer: torch.optim.Optimizer) -> Tra
         raise _corrupt(path, f"{RNG} or {files.STATE} is of another form ({error!r})") from None
     state = plain_state_dict(method)
     fill(method, {name: shard_like(x, state[name]) for name, x in weights.items()})
+    for name, x in averages.items():
+        x.copy_(shard_like(means[name], x))
     _restore(optimizer, moments)
     return read
 

@@ -15,7 +15,7 @@ from grainline.data.captions import sentences
 from grainline.data.open_source import open_source
 from grainline.evaluation.encode import Encodings
 from grainline.evaluation.evaluate_model import metrics_section
-from grainline.evaluation.examples import Evaluation, look_at
+from grainline.evaluation.examples import Evaluation, by_sentence, look_at
 from grainline.evaluation.result import Result, write
 from grainline.evaluation.suite import load_suite
 from grainline.loading import load
@@ -114,14 +114,7 @@ def _look(evaluation: Evaluation, row: int, text: str) -> CaseImage:
     large = open_source(evaluation.source.path, size=SIDE)[number].image
     assert isinstance(large, Image.Image), "scenes are drawn"
     look = look._replace(whole=WholeImage(large, (0, 0, SIDE, SIDE)), alt=evaluation.data.keys[row])
-    heat = look.heat
-    if heat is None:
-        return look
-    texts = [id(one) for one in look.texts()]
-    sentence_maps = [texts.index(id(one)) for one in look.sentences]
-    strongest = max(range(len(sentence_maps)), key=lambda i: float(heat[sentence_maps[i]].max()))
-    plain = [one._replace(phrases=()) for one in look.sentences]
-    return look._replace(sentences=plain, heat=heat[sentence_maps], first=strongest + 1, left_out="")
+    return by_sentence(look)
 
 
 def _sees(evaluation: Evaluation) -> Markup:

@@ -164,18 +164,11 @@ def begin(
         with writing(out):
             first.save(out)
     barrier()
-    tokenizer = read_tokenizer(out)
-    if not reads_pretrained_texts(start_point.description):  # one embedding for each token
-        resized = changed(start_point.description, [f"text.vocab={tokenizer.vocab}"], "recipe field model")
-        start_point = start_point._replace(description=resized)
-    torch.manual_seed(recipe.train.seed)
-    model = Model(start_point.description, start_point.method(), tokenizer)
+    model = first_model(recipe, start_point, read_tokenizer(out), earlier)
     if model.method.uses_images and (without := without_images(source)):
         wrong = f"{without} has captions without images, and {type(model.method).__name__} uses images"
         raise UserError(f"{wrong}; name data that has some, or train tgt with model.contrastive=0")
     require_fit(recipe.method, model.method.reads_descriptions, descriptions, "data.descriptions")
-    if earlier is not None:
-        copy_weights(model.method, earlier.method.state_dict(), str(recipe.init_from))
     if resume_from is not None and recipe.data.features:  # caches are of these weights
         model.method.load_state_dict(load(resume_from, device="cpu").method.state_dict())
     if rank() == 0:
@@ -183,6 +176,18 @@ def begin(
             write_description(out, model.description)
             write_recipe(out / "recipe.yaml", recipe)
     return source, described, model
+
+
+def first_model(recipe: Recipe, start_point: Start, tokenizer: TextTokenizer, earlier: Model | None) -> Model:
+    """The model of a run before its first step. earlier: the model that `init_from` names"""
+    if not reads_pretrained_texts(start_point.description):  # one embedding for each token
+        resized = changed(start_point.description, [f"text.vocab={tokenizer.vocab}"], "recipe field model")
+        start_point = start_point._replace(description=resized)
+    torch.manual_seed(recipe.train.seed)
+    model = Model(start_point.description, start_point.method(), tokenizer)
+    if earlier is not None:
+        copy_weights(model.method, earlier.method.state_dict(), str(recipe.init_from))
+    return model
 
 
 @torch.no_grad()

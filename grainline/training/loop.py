@@ -39,7 +39,7 @@ from grainline.training.checkpoint import TrainState, process_rng_modules, rng_s
 from grainline.training.log import Callbacks, Log, TrainingState
 from grainline.training.optim import build_optimizer, rates, set_rates, train_mode
 from grainline.training.recipe import TrainConfig
-from grainline.training.step import Loss, Objective, add_lora, compile_layers, recompute_layers
+from grainline.training.step import Loss, MovingAverage, Objective, add_lora, compile_layers, recompute_layers
 from grainline.types import Clock, each, to
 
 
@@ -111,6 +111,7 @@ class _Training:
         if sharded:
             parallel.shard(objective, device)
         self.optimizer = build_optimizer(self.method, cfg.optimizer)
+        self.average = None if cfg.ema is None else MovingAverage(self.method, cfg.ema)
         train_mode(self.method)
         self.trained = [p for p in self.method.parameters() if p.requires_grad]
         self.objective: Any = objective if sharded else parallel.data_parallel(objective, device)
@@ -145,6 +146,8 @@ class _Training:
                 lines = 0 if state is None else state.log_lines
                 log = Log(self.out, cfg.log, cfg.max_steps, step=self.step, lines=lines)
                 self.log = stack.enter_context(closing(log))
+            if self.average is not None:
+                stack.callback(self.average.swap)  # the report is about the average, as all who load the run
             for remark in self.job.remarks if self.step == 0 else ():
                 self._note(remark)
             self._note_processes(before)
@@ -226,6 +229,8 @@ class _Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         clamp_scales(self.method)
+        if self.average is not None:
+            self.average.update(self.step)
         self.names = [*terms, "gradient norm"], list(facts)
         self.pending.append(torch.stack([*terms.values(), norm.reshape(()), *facts.values()]))
         self.step += 1
@@ -310,11 +315,13 @@ class _Training:
     def _validate(self) -> bool:
         """Validate, divided between all processes; whether the metric is the best so far."""
         assert self.job.validate is not None
-        better = False
+        better, swap = False, self.average.swap if self.average is not None else lambda: None
+        swap()
         broadcast_buffers(self.method)  # a checkpoint has those of the first process
         copy = self.validation_copy
         with copy.filled(self.method, self.device) if copy else nullcontext(self.method) as method, divided():
             validation = self.job.validate(method.eval())
+        swap()
         train_mode(self.method)
         if rank() == 0:
             metrics, chance, notes, images = validation
@@ -337,14 +344,16 @@ class _Training:
         lines = 0 if self.log is None else self.log.sync()
         rngs = tuple(all_gather_objects(rng_state()))
         state = TrainState(self.step, rngs, self.best, lines, extra | self.callbacks.state())
-        path = checkpoint.save(self.out, self.method, self.optimizer, state, self.cfg.keep_checkpoints)
+        means = {} if self.average is None else self.average.weights
+        path = checkpoint.save(self.out, self.method, self.optimizer, state, self.cfg.keep_checkpoints, means)
         if best and rank() == 0:
             checkpoint.mark(self.out, path, "best")
         barrier()  # no process may continue while the first one writes
         return path
 
     def _restore(self, path: Path) -> TrainState:
-        state = checkpoint.load(path, self.method, self.optimizer)
+        means = {} if self.average is None else self.average.weights
+        state = checkpoint.load(path, self.method, self.optimizer, means)
         images, now = state.extra["images"], len(self.job.data)
         if images != now:
             advice = "resume with the data it was started with"

@@ -101,6 +101,7 @@ class TrainConfig(Config):
     precision: Precision = "auto"  # of the encoders: fp32, bf16, or auto, bf16 where the device has it
     grad_accum: int = Field(1, gt=0)  # gradient accumulation: parts of a batch, each with its own loss
     grad_cache_chunk: int | None = Field(None, gt=0)  # GradCache: rows encoded at a time; None: all
+    ema: float | None = Field(None, gt=0, lt=1)  # decay of a moving average, which is saved; None: none
     lora: LoraConfig | None = None  # adapters instead of the encoders' weights; None: the weights learn
     activation_checkpointing: bool = False  # of every layer
     compile: bool = False  # torch.compile every layer

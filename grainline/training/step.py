@@ -1,4 +1,4 @@
-"""One training step, and what a run changes in the layers for it: LoRA, recomputing, compiling.
+"""One training step, the average of weights over steps, and what a run changes in layers: LoRA, compiling.
 
 With `chunk` the step is GradCache (Gao et al., arXiv 2101.06983), for batches whose activations do not fit in
 memory: encode without storing activations, compute the loss of the whole batch, and encode again chunk by
@@ -30,9 +30,39 @@ from grainline.nn.attention import layer_lists
 from grainline.nn.hashing import IMAGES, TEXTS, drop_by_rows, number_places, present, rows_of, using
 from grainline.training.optim import compile_pattern, encoder_layers, is_under, tuned, whole_names
 from grainline.types import Clock, Encoded, Images, Mean, Pair, Term, Texts, concat, rows
-from grainline.weights import LORA_SCALE
+from grainline.weights import LORA_SCALE, plain_name
 
 T = TypeVar("T", Images, Texts)
+
+
+class MovingAverage:
+    """The exponential moving average of what learns, and of running statistics, which are float32 like it.
+
+    After t updates the next one decays the average by min(decay, (1 + t) / (10 + t)), so that it soon
+    forgets the first weights. It is elementwise: of sharded weights each process averages its part.
+    """
+
+    def __init__(self, method: nn.Module, decay: float) -> None:
+        self.decay = decay
+        learns = [x for x in method.parameters() if x.requires_grad]
+        counts = [x for name, x in method.named_buffers() if name.endswith(("running_mean", "running_var"))]
+        self.averages = {x: x.detach().clone() for x in (*learns, *counts)}
+        named = *method.named_parameters(remove_duplicate=False), *method.named_buffers()
+        self.weights = {plain_name(name): self.averages[x] for name, x in named if x in self.averages}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the current weights. step: how many updates were made before the last one"""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.averages.values()), list(self.averages), 1 - decay)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the average and the weights of the method; a second call undoes it, bit for bit."""
+        for x, average in self.averages.items():
+            before = x.clone()
+            x.copy_(average)
+            average.copy_(before)
 
 
 class Loss(NamedTuple):

@@ -4,13 +4,15 @@
     index.u64   [K, 3] of each text the digest of its token ids, its first row, and its number of tokens
     texts.json  settings and the fingerprint of the source, with a checksum
 
-A text is found by its token ids, so whatever reads texts in training finds those that were computed.
+A text is found by its token ids, so whatever reads texts in training finds those that were computed. They are
+the captions of all records and the sentences of all their texts, for all methods alike.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from grainline.data.cache import LOG, Kind, Partial, all_cores, completing, place, write_once
+from grainline.data.captions import Mode, split_sentences
 from grainline.data.lines import Progress, Written, as_line
-from grainline.data.record import CorruptSample, Source
-from grainline.data.texts import TextsConfig, encode_parts
+from grainline.data.record import CorruptSample, Record, Source
+from grainline.data.texts import encode_parts
 from grainline.distributed import rank, world_size
 from grainline.encoders.base import TextTokens
 from grainline.errors import UserError
@@ -32,15 +35,15 @@ from grainline.model import Model
 from grainline.system import READ, read_at
 from grainline.training.optim import tuned
 from grainline.training.recipe import Recipe
-from grainline.types import texts_of, to
+from grainline.types import texts_of
 
 TEXTS = Kind("texts", "texts 1", "states.f16", np.float16)
 INDEX = "index.u64"
-RECORDS = 64  # whose texts are computed at a time
+RECORDS = 64  # whose texts are computed together, so many of them at a time
 EMPTY, MISSING = -1, -2  # in place of the number of a text
 
-Read = tuple[Tensor, Tensor, TextTokens]
-"""Ids [M, L] and mask [M, L] that a text encoder read, and what it gave."""
+Read = Callable[[list[str], set[int]], dict[int, np.ndarray]]
+"""From texts, and digests of those that are not wanted, to the rows [1 + L, W] of the others by digest."""
 
 
 def cached_texts(
@@ -62,26 +65,26 @@ def cached_texts(
     method, texts = model.method.to(device).eval(), recipe.data.texts
     tower: Any = method.get_submodule(name)
     encoder = text_fingerprint(side, tower, model.tokenizer)
-    reading = method.context, method.parts, str(method.chunking), texts.captions == "whole"
-    kind, out = place(TEXTS, source, encoder, *reading)
+    whole = texts.captions == "whole" and texts.per_image > 0 and method.parts == 1
+    kind, out = place(TEXTS, source, encoder, method.context, texts.splitter, whole)
     settings = {"encoder": encoder, "width": tower.width}
-    read = text_reader(model, tower)
-    write_once(out, partial(make_texts, kind, source, texts, read, out, settings), len(source))
+    choose, read = partial(_texts_of, splitter=texts.splitter, whole=whole), text_reader(model, tower)
+    write_once(out, partial(make_texts, kind, source, choose, read, out, settings), len(source))
     return CachedTexts(kind, out, name, tower.width).install
 
 
 def make_texts(
     kind: Kind,
     source: Source,
-    cfg: TextsConfig,
-    read: Callable[[list[str]], list[Read]],
+    choose: Callable[[Record], list[str]],
+    read: Read,
     out: Path,
     settings: dict[str, Any],
     progress: Progress,
 ) -> Written:
     """Write what an encoder gives for the texts of all records, or those that an interrupted run left out.
 
-    cfg       which texts training takes
+    choose    the texts of a record
     read      lets the encoder read some texts
     settings  what its output depends on, `width` among them
 
@@ -96,9 +99,9 @@ def make_texts(
                 known = {int(one) for one in _index(folder.path)[:, 0]}
                 for batch in range(folder.batches, -(-len(source) // RECORDS)):
                     end = min((batch + 1) * RECORDS, len(source))
-                    some = list(_texts_of(source, range(batch * RECORDS, end), cfg))
-                    for key, part in _distinct(read(some) if some else []):
-                        if key not in known:
+                    queue = _queue(source, range(batch * RECORDS, end), choose)
+                    for first in range(0, len(queue), RECORDS):
+                        for key, part in read(queue[first : first + RECORDS], known).items():
                             known.add(key)
                             index.write(np.array([key, rows, len(part) - 1], np.uint64).tobytes())
                             states.write(part.tobytes())
@@ -113,20 +116,25 @@ def make_texts(
     return Written({"text": len(_index(out))}, {}, resumed)
 
 
-def text_reader(model: Model, tower: nn.Module) -> Callable[[list[str]], list[Read]]:
-    """The inputs and outputs of a text encoder, or the one inside, where the method encodes texts."""
+def text_reader(model: Model, tower: nn.Module) -> Read:
+    """Lets a text encoder read texts, each as one part."""
     method, device = model.method, next(model.method.parameters()).device
 
     @torch.no_grad()
-    def read(captions: list[str]) -> list[Read]:
-        encoded = encode_parts(model.tokenizer, captions, method.context, method.parts, method.chunking)
-        reads: list[Read] = []
-        hook = tower.register_forward_hook(lambda _, inputs, output: reads.append((*inputs, output)))
-        try:
-            method.encode_texts(to(texts_of(encoded.ids), device))
-        finally:
-            hook.remove()
-        return reads
+    def read(texts: list[str], known: set[int]) -> dict[int, np.ndarray]:
+        batch = texts_of(encode_parts(model.tokenizer, texts, method.context, 1).ids)
+        ids, mask = batch.ids[:, 0], batch.mask[:, 0]
+        keys, lengths = _digests(ids, mask)
+        places = {key: place for place, key in enumerate(keys) if key > 0 and key not in known}
+        if not places:
+            return {}
+        wanted = list(places.values())
+        tokens = tower(ids[wanted].to(device), mask[wanted].to(device))
+        both = torch.cat([tokens.pooled[:, None], tokens.tokens], 1).cpu().half()
+        parts = {key: row[: 1 + lengths[places[key]]] for key, row in zip(places, both, strict=True)}
+        if not all(bool(part.isfinite().all()) for part in parts.values()):
+            raise UserError("the text encoder gives numbers above 65504, or none, so they cannot be kept")
+        return {key: part.numpy() for key, part in parts.items()}
 
     return read
 
@@ -142,28 +150,20 @@ def _cut(folder: Partial, index: BinaryIO, states: BinaryIO, size: int) -> tuple
     return last["texts"], last["rows"]
 
 
-def _texts_of(source: Source, places: range, cfg: TextsConfig) -> Iterator[str]:
-    """The texts of some records as `choose_text` takes them, without subsets of their sentences."""
+def _texts_of(record: Record, splitter: Mode, whole: bool) -> list[str]:
+    """The captions of a record and the sentences of all its texts. whole: the fullest text as one too"""
+    texts = dict.fromkeys((*record.captions, *([record.whole] if record.captions else [])))
+    pieces = [piece for text in texts for piece in split_sentences(text, splitter)]
+    return [*(texts if whole else record.captions), *pieces]
+
+
+def _queue(source: Source, places: range, choose: Callable[[Record], list[str]]) -> list[str]:
+    """The texts of some records, each once, the short ones first."""
+    texts: set[str] = set()
     for index in places:
-        try:
-            record = source[index]
-        except CorruptSample:  # training counts it
-            continue
-        if record.captions:
-            yield from (record.whole,) if cfg.captions == "whole" else record.captions
-
-
-def _distinct(reads: list[Read]) -> Iterator[tuple[int, np.ndarray]]:
-    """The digest of each text that was read, and its rows [1 + L, W] in half precision."""
-    for ids, mask, tokens in reads:
-        keys, lengths = _digests(ids.cpu(), mask.cpu())
-        both = torch.cat([tokens.pooled[:, None], tokens.tokens], 1).cpu()
-        for key, length, rows in zip(keys, lengths, both, strict=True):
-            part = rows[: 1 + length].half()
-            if not bool(part.isfinite().all()):
-                raise UserError("the text encoder gives numbers above 65504, or none, so they cannot be kept")
-            if key > 0:
-                yield key, part.numpy()
+        with suppress(CorruptSample):  # training counts it
+            texts.update(choose(source[index]))
+    return sorted(texts, key=lambda text: (len(text), text))
 
 
 def _digests(ids: Tensor, mask: Tensor) -> tuple[list[int], list[int]]:

@@ -41,6 +41,7 @@ class ColaSuite(Suite):
     """The share of items of which both captions score higher with their own image."""
 
     name = "cola"
+    reads_tokens = False
     captions = ("each",)
     reads = "every caption, each of its own image"
     title = "COLA"

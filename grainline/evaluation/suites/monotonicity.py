@@ -49,6 +49,11 @@ MIN_SUBTEXTS = {HALVES: 2, THIRDS: 3, EACH: 1, LONG: 4}  # that a sample must ha
 
 EXAMPLES = 4  # images of the page
 
+MEANS = {  # properties of a method, and what monotonicity can and cannot reward then
+    "mean_of_parts": "a score is a mean over sentences: it rises only where new ones score above that mean",
+    "by_sentence": "sentences are averaged: a score rises where new ones score higher or are unlike others",
+}
+
 
 def rises(scores: Sequence[float]) -> bool:
     """Whether every score is above the one before."""
@@ -183,6 +188,7 @@ class MonotonicitySuite(OneTextSuite):
     """Whether scores rise with the sentences of a caption: HiMo@2, HiMo@3 and HiMo@K."""
 
     name = "monotonicity"
+    reads_tokens = False
     collector_class = SubtextCollector
     headline = (HALVES, THIRDS, EACH)
     texts_label = "Subtexts"
@@ -193,7 +199,10 @@ class MonotonicitySuite(OneTextSuite):
         if not any(len(places) > 1 for one in subtexts.sequences.values() for places in one):
             raise UserError(f"no caption of {data.path} has two sentences; the {self.name} suite needs some")
         scores = sequence_scores(scorer, data.images, subtexts)
-        return Outcomes({"sequences": scores}, _notes(scores), data={"texts": len(subtexts.strings)})
+        notes = [note for name, note in MEANS.items() if getattr(scorer, name, False)]  # of a method alone
+        return Outcomes(
+            {"sequences": scores}, (*notes, *_notes(scores)), data={"texts": len(subtexts.strings)}
+        )
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Means over the runs of each image, over all captions with enough sentences."""

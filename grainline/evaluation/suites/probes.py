@@ -87,6 +87,7 @@ class ProbesSuite(Suite[ProbesOptions]):
     """The share of comparisons in which a right pair of image and text scores higher than a wrong one."""
 
     name = "probes"
+    reads_tokens = False
     Options = ProbesOptions
     card = ("Protocol", "What was compared, for each benchmark")
     captions = ("whole",)

@@ -50,8 +50,10 @@ class RetrievalSuite(Suite[RetrievalOptions]):
 
     name = "retrieval"
     Options = RetrievalOptions
+    model_fields = Suite.model_fields | {"first"}
     headline = (f"{T2I} R@1", f"{I2T} R@1")
     takes_vectors = True
+    reads_tokens = False
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         """Raises UserError where the protocol does not fit the data, and for NaN scores."""
@@ -63,8 +65,9 @@ class RetrievalSuite(Suite[RetrievalOptions]):
             counts = {"images": len(images.image), "texts": len(texts.image)}
             ranks = {
                 way: {"image": own.tolist(), "rank": one.rank.tolist(), "tied": one.tied.int().tolist()}
-                for way, own, one in zip(WAYS, owners, both, strict=True)
+                for way, own, one in zip(WAYS, owners, both[:2], strict=True)
             }
+            ranks["t2i"]["first"] = images.image[both.first].tolist()
             parts.append(counts | ranks)
         outcomes = Outcomes({"folds": parts}, protocol=self.options.protocol)
         if not self.options.protocol.startswith("coco"):

@@ -237,7 +237,7 @@ class OwnCaptionSuite(TextConditionedSuite):
         both = retrieval_ranks(Cosine(), pair.images, pair.texts, settings.memory)
         ranks = {
             way: {"rank": one.rank.tolist(), "tied": one.tied.int().tolist()}
-            for way, one in zip(("i2t", "t2i"), both, strict=True)
+            for way, one in zip(("i2t", "t2i"), both[:2], strict=True)
         }
         return Outcomes(ranks, (NOTE,))
 

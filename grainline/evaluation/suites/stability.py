@@ -118,6 +118,7 @@ class StabilitySuite(OneTextSuite[StabilityOptions]):
     """How much a sentence that has nothing to do with the image changes a score: SSI, lower is better."""
 
     name = "stability"
+    reads_tokens = False
     Options = StabilityOptions
     must_match = ("noise_seed", "noise_pool")
     headline = (SSI,)

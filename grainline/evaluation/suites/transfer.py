@@ -4,32 +4,28 @@ The result names the training data and the test data, and counts the images in b
 data are an error. The recipe of the run names its data, and those of the runs before it (`init_from`). They
 are opened again, so that their fingerprints are those of today's files. Images are the same if their files
 are, byte by byte, and scenes if their keys are. Images of other bytes that look the same are near copies, by
-a perceptual hash (data/check.py), with a count of their own.
+a perceptual hash (data/overlap.py), with a count of their own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from hashlib import blake2b
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from pydantic import Field
 
 from grainline.config import read_yaml
-from grainline.data.check import LIMIT, PIXELS, image_hash, near_copies
-from grainline.data.decode import decode
 from grainline.data.formats.joined import parts_of
-from grainline.data.formats.table import TextsAlone
 from grainline.data.open_source import open_source, takes_images
-from grainline.data.record import CorruptSample, Source, content_of, keys_of
-from grainline.data.scenes.source import VERSION, Scenes
+from grainline.data.overlap import overlap
+from grainline.data.record import Source, keys_of
 from grainline.errors import UserError
 from grainline.evaluation.encode import Encodings, Progress
 from grainline.evaluation.score import Scorer
 from grainline.evaluation.suite import Outcomes, Settings, Strings, count_notes
 from grainline.evaluation.suites.retrieval import RetrievalOptions, RetrievalSuite
+from grainline.hub import START
 from grainline.loading import find_run
 from grainline.model import Model
 
@@ -53,7 +49,7 @@ class Training(NamedTuple):
     unknown: tuple[str, ...]  # checkpoints and runs before it that cannot be examined
 
 
-class Overlap(NamedTuple):
+class Comparison(NamedTuple):
     """Training data compared with test data."""
 
     run: str
@@ -90,11 +86,11 @@ class TransferSuite(RetrievalSuite):
 
     def walk(self, model: Model, source: Source, settings: Settings, **others: Any) -> Encodings:
         """Training data are read first. Raises UserError where the source is among them. Needs `open_run`."""
-        both = overlap(self.training, source, model.method.size, others["progress"])
+        both = compare_data(self.training, source, model.method.size, others["progress"])
         return super().walk(model, source, settings, **others)._replace(collected={self.name: both})
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
-        both: Overlap = self.collected(data)
+        both: Comparison = self.collected(data)
         plain = super().outcomes(scorer, data, settings)
         values = {name: list(x) if isinstance(x, tuple) else x for name, x in both._asdict().items()}
         about = {**plain.settings, "trained": values, "card": _card(both, data)}
@@ -124,6 +120,8 @@ def training_of(model: str, paths: Sequence[str] = ()) -> Training:
             own = recipe_data.get("paths") or ()
             data += [Named(path, images if images and _takes(path) else None, name) for path in own]
         unknown += [f"the checkpoint {checkpoint}" for checkpoint in _pretrained(values.get("model"))]
+        averaged = (part for part in values.get("average", ()) if part != START)
+        unknown += [f"the checkpoint {part}" for part in averaged if _home(part) is None]
         before = values.get("init_from")
         home, name = (None, name) if before is None else (_home(before), before)
         if before is not None and home is None:
@@ -133,7 +131,9 @@ def training_of(model: str, paths: Sequence[str] = ()) -> Training:
     return Training(model, tuple(data), tuple(dict.fromkeys(unknown)))
 
 
-def overlap(training: Training, source: Source, size: int, progress: Progress | None = None) -> Overlap:
+def compare_data(
+    training: Training, source: Source, size: int, progress: Progress | None = None
+) -> Comparison:
     """How much of the test data a model was trained on.
 
     size      side of scenes in pixels, as the model reads them
@@ -151,41 +151,15 @@ def overlap(training: Training, source: Source, size: int, progress: Progress | 
         keys = set(_keys(one))
         _refuse_if(keys == test_keys, source, named, f"all {len(keys):,} keys are the same")
         train_keys |= keys
-    total, done = len(source) + sum(map(len, opened)), count(1)
-    step = (lambda: None) if progress is None else lambda: progress(next(done), total)
-    tested = list(_contents(source, step))
-    by_content = {one.content for one in tested}
-    trained = [one for part in opened for one in _contents(part, step)]
-    equal = {one.content for one in trained if one.content in by_content}
-    others = [one for one in trained if one.content not in by_content]
-    images = sum(one.content in equal for one in tested)
+    both = overlap(opened, source, progress)
     if training.data:
-        why = f"each of its {len(tested):,} images is among those of training"
-        _refuse_if(bool(tested) and images == len(tested), source, training.data[0], why)
-    best: dict[int, tuple[int, int]] = {}  # of each test image: distance and place of the nearest other
-    tested_looks = [None if one.content in equal else one.look for one in tested]
-    for i, j, distance in near_copies(tested_looks, [one.look for one in others]):
-        best[i] = min(best.get(i, (distance, j)), (distance, j))
-    return Overlap(
-        training.run,
-        tuple(one.path for one in training.data),
-        fingerprints,
-        tuple(map(len, opened)),
-        training.unknown,
-        sum(key in train_keys for key in _keys(source)),
-        images,
-        len(tested),
-        tuple((tested[i].key, others[j].key) for i, (_, j) in sorted(best.items())),
-        max(0, sum(one.look is not None for one in others) - LIMIT),
-    )
-
-
-class _Content(NamedTuple):
-    """An image, as far as it is compared."""
-
-    key: str
-    content: str  # equal for equal images
-    look: np.ndarray | None  # its perceptual hash
+        why = f"each of its {both.tested:,} images is among those of training"
+        _refuse_if(0 < both.tested == len(both.exact), source, training.data[0], why)
+    paths, alike = tuple(one.path for one in training.data), sum(key in train_keys for key in _keys(source))
+    return Comparison(
+        training.run, paths, fingerprints, tuple(map(len, opened)), training.unknown, alike,
+        len(both.exact), both.tested, both.near, both.unlike,
+    )  # fmt: skip
 
 
 def _home(model: str) -> Path | None:
@@ -231,26 +205,7 @@ def _keys(source: Source) -> Iterator[str]:
     return chain.from_iterable(map(keys_of, parts_of(source)))
 
 
-def _contents(source: Source, count: Callable[[], None]) -> Iterator[_Content]:
-    """Every image that can be read. Scenes have no look: they are alike by design."""
-    for part in parts_of(source):
-        if isinstance(part, TextsAlone):
-            continue
-        for i, key in enumerate(_keys(part) if isinstance(part, Scenes) else [""] * len(part)):
-            count()
-            if isinstance(part, Scenes):  # not drawn: the key says all but the size
-                yield _Content(key, f"scene {VERSION} {key}", None)
-                continue
-            try:
-                record = part[i]
-                data = content_of(record.image)
-                look = image_hash(decode(record, draft=PIXELS))
-            except CorruptSample:
-                continue
-            yield _Content(record.key, blake2b(data, digest_size=16).hexdigest(), look)
-
-
-def _card(both: Overlap, data: Encodings) -> dict[str, str]:
+def _card(both: Comparison, data: Encodings) -> dict[str, str]:
     """Training and test data, in words."""
     trained = [
         f"{path}: {number:,} samples, fingerprint {fingerprint[:16]}"
@@ -265,7 +220,7 @@ def _card(both: Overlap, data: Encodings) -> dict[str, str]:
     }
 
 
-def _notes(both: Overlap) -> tuple[str, ...]:
+def _notes(both: Comparison) -> tuple[str, ...]:
     """Overlaps that weaken a transfer."""
     pairs = ", ".join(f"{key} = {other}" for key, other in both.near[:NAMED_PAIRS])
     some = f"of {both.compared:,} images"

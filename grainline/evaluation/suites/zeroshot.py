@@ -83,6 +83,7 @@ class ZeroshotSuite(Suite[ZeroshotOptions]):
     """The share of images whose class is ranked first, or among the first five, by its prompts."""
 
     name = "zeroshot"
+    reads_tokens = False
     Options = ZeroshotOptions
     captions = ("first",)
     reads = "the first caption, which is the class"

@@ -1,0 +1,210 @@
+"""The fair table: every method over the same frozen towers, sets, images and steps, for `benchmarks.study`.
+
+The towers are those of `photos/starter`; what they give is cached once for all runs of a set. All methods
+have the same width, dropout before the projections, batch, steps and optimizer, and read the same images;
+each brings its loss, its score, and what it makes of image cells and of words. A sub-caption is a sentence,
+so that it is in the cache as well. A method tries three rates and three values of two settings that its paper
+names, one change at a time, on what is kept aside from training: part of Flickr8k train-0002, a book of
+OpenStax, other scenes.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.study import Job, Line, Measure, chosen
+
+BATCH, STEPS = 128, 656  # 14 times 6,000 images
+SECONDS = 600  # of a training in the stage `time`
+KEPT = 500  # images that settings are chosen on
+BOOK = "anatomy-physiology"  # of OpenStax train, kept aside; dev is microbiology
+SCENES = "scenes:train?count=6000&size=130", "scenes:test?count=500&size=130", "scenes:dev?count=500&size=130"
+
+IMAGE = {"pretrained": "pip:efficientnet-lite2", "size": 260, "resize": "squash", "tune": "frozen"}
+TEXT = {"pretrained": "pip:all-minilm-l6-v2", "tune": "frozen"}
+RATES = {"train.optimizer.lr": (1e-3, 5e-4, 2e-3)}  # the first value of a setting is the usual one
+GROUPS = {"groups": 4, "width": 384, "depth": 2, "later": 1, "heads": 6, "context": 256, "encoder": TEXT}
+SCRATCH = {"width": 64, "depth": 1, "heads": 2}
+
+FIVE = {"captions": "random", "per_image": 5}
+WHOLE = {"captions": "whole"}
+READS: dict[str, dict[str, dict[str, Any]]] = {  # texts of an image in a step, on Flickr8k and elsewhere
+    "texts": {"flickr8k": FIVE, "": WHOLE},  # each as one, and the long ones whole
+    "one": {"flickr8k": {"captions": "random"}, "": WHOLE},
+    "sampled": {"": {"per_image": 0, "sampled_captions": 5, "max_sentences_per_chunk": 1}},
+    "chunks": {
+        "flickr8k": {"chunks": 5, "max_sentences_per_chunk": 1},
+        "": {"chunks": 8, "max_sentences_per_chunk": 1},
+    },
+    "grains": {"": {"captions": "whole", "sentences": 5}},
+}
+
+
+class Row(NamedTuple):
+    """A method, or a control, with what it reads and the settings that are tried."""
+
+    method: str
+    model: Mapping[str, Any] = {}
+    reads: str = "texts"
+    tries: Mapping[str, Sequence[Any]] = {}
+    like: str = ""  # a control has the chosen settings of this row
+
+
+ROWS = {
+    "clip": Row("clip", {"scale": 20}, tries={
+        "model.scale": (20, 14.3, 50), "train.optimizer.weight_decay": (0.05, 0.2, 0.5)}),
+    "maxsim": Row("maxsim", {"scale": 20}, tries={
+        "model.sharpness": (10, 30, None), "model.coarse": (0.1, 0, 1)}),
+    "beta_clip": Row("beta_clip", {"scale": 20}, "grains", {
+        "model.beta": (0.5, 0.25, 1), "model.pooled": (1, 0.5, 2)}),
+    "himo": Row("himo", {"scale": 20, "smoothing": 0.1}, tries={
+        "model.threshold": (0.9, 0.6, 0.95), "model.component": (1, 0.5, 2)}),
+    "caft": Row("caft", {"composer": {"depth": 1}, "scoring": "conditioned"}, "chunks", {
+        "model.alpha": (0.3, 0.1, 0.5), "model.bias": (-5, -10, -2)}),
+    "flair": Row("flair", {}, "sampled", {
+        "model.bias": (-5, -10, -2), "data.texts.sampled_captions": (5, 3, 8)}),
+    "seps": Row("seps", {"branches": "sparse"}, "one", {
+        "model.keep_ratio": (0.5, 0.3, 0.8), "model.aggregation_ratio": (0.4, 0.2, 0.6)}),
+    "laps": Row("laps", {}, "one", {
+        "model.keep_ratio": (0.5, 0.3, 0.8), "model.aggregation_ratio": (0.4, 0.2, 0.6)}),
+    "tgt": Row("tgt", {"text": GROUPS}, "one", {
+        "model.text.groups": (4, 2, 8), "model.reconstruction": (1, 0.1, 0)}),
+    "siglip": Row("siglip", {}, tries={
+        "model.bias": (-5, -10, -2), "model.scale": (10, 20, 5)}),
+    "vse": Row("vse", {}, "one", {
+        "model.margin": (0.2, 0.1, 0.3), "model.hardest_after": (None, 0, "never")}),
+    "scan": Row("scan", {}, "one", {
+        "model.lambda_softmax": (9, 4, 20), "model.lambda_lse": (6, 3, None)}),
+    "clip_one": Row("clip", {"scale": 20}, "one", like="clip"),
+    "clip_sentences": Row("clip", {"scale": 20, "scoring": "sentences"}, like="clip"),
+    "random": Row("clip", {"image": SCRATCH | {"size": 130, "patch": 26}, "dropout": 0,
+                           "text": SCRATCH | {"vocab": 2000, "context": 256}}),
+}  # fmt: skip
+"""The methods, then controls: one caption a step, the mean over vectors of sentences, two random towers."""
+
+TRAINED = "flickr8k", "openstax", "scenes"
+
+
+def recipe(row: str, data: str) -> dict[str, Any]:
+    """The recipe of a row on a set, with the usual settings."""
+    one, (reads, random) = ROWS[row], (READS[ROWS[row].reads], row == "random")
+    model: dict[str, Any] = {"image": IMAGE, "text": TEXT, "width": 512, "dropout": 0.5} | dict(one.model)
+    if one.reads == "chunks":
+        model["chunks"] = reads.get(data, reads[""])["chunks"]
+    optimizer = {"weight_decay": 0.05, "schedule": {"kind": "cosine", "warmup": 50}}
+    rate = 1.0e-9 if random else RATES["train.optimizer.lr"][0]
+    return {
+        "method": one.method,
+        "model": model,
+        "data": {
+            "texts": reads.get(data, reads[""]), "crop": None, "workers": 0,
+            "features": None if random else "auto",
+        },
+        "train": {
+            "max_steps": 1 if random else STEPS, "global_batch_size": BATCH,
+            "optimizer": optimizer | {"lr": rate},
+        },
+    }  # fmt: skip
+
+
+def sources(data: str, folder: Path, kept: bool, out: Path) -> tuple[str, ...]:
+    """What is trained on. kept: without what settings are chosen on"""
+    if data == "scenes":
+        return tuple(map(str, sorted((out / "sets" / "scenes-train").glob("*.tar"))))
+    if data == "openstax" and kept:
+        return (str(out / "sets" / "openstax-rest.tar"),)
+    tars = sorted(map(str, (folder / data).glob("train-*.tar")))
+    return tuple(tars[: 2 if kept else None])
+
+
+def measures(data: str, folder: Path, kept: bool, out: Path) -> tuple[Measure, ...]:
+    """What is measured of a run that was trained on a set. kept: to choose settings"""
+    captions = ("each", "whole") if data == "flickr8k" else ("whole",)
+    sets = out / "sets"
+    if kept:
+        files = {"flickr8k": sets / "flickr8k-kept.tar", "openstax": sets / "openstax-kept.tar"}
+        file = files.get(data, sets / "scenes-test" / "data-000000.tar")
+        return (Measure(f"{data}-kept", str(file), captions=captions),)
+    suites: tuple[str, ...] = ("retrieval", "monotonicity", "stability")
+    if data == "scenes":
+        dev = sets / "scenes-dev" / "data-000000.tar"
+        return (Measure(data, str(dev), (*suites, "probes", "referring", "phrases"), captions),)
+    return (Measure(data, str(folder / data / "dev-0000.tar"), suites, captions),)
+
+
+def prepare(out: Path, data: Path) -> None:
+    """Draw the scenes, and write what is kept aside, once."""
+    sets = out / "sets"
+    sets.mkdir(parents=True, exist_ok=True)
+    for part in SCENES:
+        folder = sets / f"scenes-{part.partition('?')[0][len('scenes:') :]}"
+        if not (folder / "data-000000.tar").is_file():
+            command = [sys.executable, "-m", "grainline", "-q", "data", "scenes", part, "--out", str(folder)]
+            subprocess.run(command, check=True)
+    flickr, books = data / "flickr8k", sorted((data / "openstax").glob("train-*.tar"))
+    select(sorted(flickr.glob("train-*.tar"))[-1:], sets / "flickr8k-kept.tar", lambda _: True, KEPT)
+    select(books, sets / "openstax-kept.tar", lambda row: row["book"] == BOOK, KEPT)
+    select(books, sets / "openstax-rest.tar", lambda row: row["book"] != BOOK, None)
+
+
+def select(tars: Sequence[Path], out: Path, wanted: Callable[[Any], bool], limit: int | None) -> None:
+    """Copy the samples of some tars whose JSON is wanted; the first ones, up to a limit."""
+    if out.is_file():
+        return
+    partial, number = out.with_suffix(".partial"), 0
+    with tarfile.open(partial, "w") as target:
+        for path in tars:
+            with tarfile.open(path) as tar:
+                members = {member.name: member for member in tar.getmembers()}
+                for name in [name for name in members if name.endswith(".json")]:
+                    file = tar.extractfile(members[name])
+                    if file is None or number == limit or not wanted(json.load(file)):
+                        continue
+                    number += 1
+                    for own in [x for x in members if x.rpartition(".")[0] == name[: -len(".json")]]:
+                        target.addfile(members[own], tar.extractfile(members[own]))
+    partial.rename(out)
+
+
+def jobs(stage: str, out: Path, folder: Path, seeds: Sequence[int], lines: Sequence[Line]) -> list[Job]:
+    """All runs of a stage: every row with the first seed on the first set, then the other sets and seeds."""
+    kept = stage == "choose"
+    made = []
+    for seed in seeds[:1] if kept else seeds:
+        for data in TRAINED:
+            files, asked = sources(data, folder, kept, out), measures(data, folder, kept, out)
+            for name, row in ROWS.items():
+                if kept and row.tries:
+                    variants = tried(row)
+                elif kept:
+                    continue
+                else:
+                    variants = {"": chosen(lines, data, row.like or name)}
+                if stage == "time":
+                    variants[""]["train.max_steps"] = steps_in_time(lines, data, name)
+                job = Job(stage, data, name, seed, recipe(name, data), files, asked)
+                made += [job._replace(variant=key, changes=x) for key, x in variants.items()]
+    first = [job for job in made if job.variant == "usual"]
+    return first + [job for job in made if job.variant != "usual"]
+
+
+def tried(row: Row) -> dict[str, dict[str, Any]]:
+    """The changes of a recipe by the name of a variant: all usual values, then one other value at a time."""
+    settings = RATES | dict(row.tries)
+    out = {"usual": {name: values[0] for name, values in settings.items()}}
+    for name, values in settings.items():
+        out |= {f"{name.rpartition('.')[2]}_{value}": {name: value} for value in values[1:]}
+    return out
+
+
+def steps_in_time(lines: Sequence[Line], data: str, row: str) -> int:
+    """As many steps as a training of SECONDS has, by the lines of the stage `final`."""
+    own = [x for x in lines if (x["stage"], x["set"], x["row"]) == ("final", data, row) and x["steps"] > 1]
+    if not own:
+        return STEPS
+    return round(SECONDS * statistics.median(x["steps"] / x["train_s"] for x in own))
