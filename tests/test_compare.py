@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import saved, tiny_model
+from indexes import photo, saved, tiny_model
 from runs import call, complaint
 from safetensors.torch import load_file
 
@@ -99,8 +99,23 @@ def test_a_comparison_that_was_stopped_goes_on(encoded: list[int]) -> None:
     assert Comparison.load("x.json") == again
     run("a", "b", **settings, seed=1)
     assert sum(encoded) == 32
-    Path(next(iter(done))).write_text("{")
-    assert run("a", "b", **settings).cells == first.cells
+    for text in ("{", json.dumps(json.loads(Path(next(iter(done))).read_text()) | {"data": 3})):
+        Path(next(iter(done))).write_text(text)
+        assert run("a", "b", **settings, say=lines.append).cells == first.cells
+        assert lines[-2].startswith("3 of 4")
+        assert lines[-1].startswith("1 of 1: a on")
+
+
+@pytest.mark.usefixtures("_models")
+def test_weights_that_change_while_others_are_measured_get_no_result() -> None:
+    def retrain(line: str) -> None:
+        if ": b on" in line:
+            Path("c/model.safetensors").write_bytes(Path("d/model.safetensors").read_bytes())
+
+    saved(tiny_model("clip", 1), Path("d"))
+    changed = run("b", "c", results="y", say=retrain)
+    assert not changed.cell("b", 0).reason
+    assert "c has changed since" in changed.cell("c", 0).reason
 
 
 @pytest.mark.usefixtures("_models")
@@ -140,8 +155,22 @@ def test_seeds_are_pooled_and_all_of_them_have_to_agree() -> None:
     assert gain.value == pytest.approx(np.mean(gain.seeds))
     only = run("c", "a", measures="text to image R@5")
     assert {one.measure for one in (*only.gains, *only.ranks)} == {"text to image R@5"}
+    lines: list[str] = []
     with pytest.raises(UserError, match="no metric R@1; there are image to text R@1, "):
-        run("c", "a", measures="R@1")
+        run("c", "a", measures="R@1", say=lines.append)
+    assert len(lines) == 1  # before the second model is measured
+
+
+@pytest.mark.usefixtures("_models")
+def test_other_pixels_under_the_same_names_are_measured_again() -> None:
+    saved(tiny_model("maxsim", 0), Path("a+b"))
+    photo(Path("x/0.png"), 0)
+    photo(Path("y/0.png"), 1)
+    Path("d.jsonl").write_text('{"image": "0.png", "caption": "A dog."}')
+    lines: list[str] = []
+    for folder in ("x", "x", "y"):
+        run("my model=a+b", data="d.jsonl", images=folder, results="r", say=lines.append)
+    assert [line[6] for line in lines] == [":", " ", ":"]  # the second one finds the result
 
 
 @pytest.mark.usefixtures("_models")
@@ -158,6 +187,7 @@ def test_images_of_the_training_data_are_counted_once() -> None:
     assert len(first.overlaps) == 2
     assert run("a", "b", "c", json="x.json", say=lines.append).overlaps == first.overlaps
     assert sum("copies of images" in line for line in lines) == 1
+    next(Path("x.results").glob("overlap-*")).write_text("[1]")
     assert not run("a", "b", "c", json="x.json", skip_overlap=True).overlaps
 
 
@@ -259,6 +289,7 @@ def test_what_a_model_cannot_do_is_a_cell_with_its_reason(capsys: pytest.Capture
         (("a", "b"), "cannot read"),
         (("a",), "models need data"),
         (("a.json", "b.json", "--out", "x.html"), "needs data"),
+        (("a", "--data", DATA, "--out", "x.html", "--json", "x.html"), "name two files"),
     ],
 )
 @pytest.mark.usefixtures("_models")
