@@ -9,13 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grainline.losses.calibrated import (
-    Divisor,
-    beta_bce,
-    beta_ce,
-    beta_ce_both,
-    shares_of,
-)
+from grainline.losses.calibrated import Divisor, beta_bce, beta_ce, beta_ce_both, shares_of
 from grainline.losses.tiled.pair_loss import SigmoidLoss
 from grainline.losses.tiled.pair_mask import PairMatrix, RowIds
 from grainline.types import Mean, full, rows

@@ -258,10 +258,7 @@ WRONG = {
     "heads": ({"heads": 3}, "width 16 is not a multiple of 3 heads"),
     "waves": ({"width": 18}, "width 18 is not a multiple of 4, as positions of waves need it"),
     "std": ({"std": [0.1, 0.0, 0.1]}, "must be above 0 in every colour"),
-    "unknown": (
-        {"patch": 4},
-        "unknown field 'patch'; allowed here: name, width, heads",
-    ),
+    "unknown": ({"patch": 4}, "unknown field 'patch'; allowed here: name, width, heads"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from indexes import saved, tiny_model
+from indexes import photo, saved, tiny_model
 from runs import call, complaint
 from safetensors.torch import load_file
 
@@ -89,9 +89,8 @@ def test_a_comparison_that_was_stopped_goes_on(encoded: list[int]) -> None:
     assert len(done) == 2
     first = run("a", "b", **settings, say=lines.append)
     assert lines[-3].startswith("2 of 4 results are in x.results")
-    assert lines[-2:] == [
-        f"{i} of 2: b on {DATA}, retrieval, {mode}" for i, mode in ((1, "each"), (2, "whole"))
-    ]
+    on = f"b on {DATA}, retrieval"
+    assert lines[-2:] == [f"1 of 2: {on}, each", f"2 of 2: {on}, whole"]
     assert sum(encoded) == 16
     assert all(path.stat().st_mtime_ns == time for path, time in done.items())
     again = run("a", "b", **settings)
@@ -100,8 +99,23 @@ def test_a_comparison_that_was_stopped_goes_on(encoded: list[int]) -> None:
     assert Comparison.load("x.json") == again
     run("a", "b", **settings, seed=1)
     assert sum(encoded) == 32
-    Path(next(iter(done))).write_text("{")
-    assert run("a", "b", **settings).cells == first.cells
+    for text in ("{", json.dumps(json.loads(Path(next(iter(done))).read_text()) | {"data": 3})):
+        Path(next(iter(done))).write_text(text)
+        assert run("a", "b", **settings, say=lines.append).cells == first.cells
+        assert lines[-2].startswith("3 of 4")
+        assert lines[-1].startswith("1 of 1: a on")
+
+
+@pytest.mark.usefixtures("_models")
+def test_weights_that_change_while_others_are_measured_get_no_result() -> None:
+    def retrain(line: str) -> None:
+        if ": b on" in line:
+            Path("c/model.safetensors").write_bytes(Path("d/model.safetensors").read_bytes())
+
+    saved(tiny_model("clip", 1), Path("d"))
+    changed = run("b", "c", results="y", say=retrain)
+    assert not changed.cell("b", 0).reason
+    assert "c has changed since" in changed.cell("c", 0).reason
 
 
 @pytest.mark.usefixtures("_models")
@@ -121,12 +135,8 @@ def test_vectors_of_another_program_have_the_numbers_of_their_model() -> None:
         np.save(f"{name}.npy", x.numpy())
     rows = [json.loads(line) for line in Path("v/rows.jsonl").read_text().splitlines()]
     keys = [row["key"] for row in rows if row["side"] == "images"]
-    pairs = [
-        {"image": keys.index(row["key"]), "key": row["key"], "text": row["text"]}
-        for row in rows
-        if row["side"] == "texts"
-    ]
-    Path("pairs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in pairs))
+    texts = [row | {"image": keys.index(row["key"])} for row in rows if row["side"] == "texts"]
+    Path("pairs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in texts))
     other = run("c", "other=images.npy+texts.npy+pairs.jsonl", captions="each")
     assert other.cell("other", 0).metrics == result.cell("c", 0).metrics
 
@@ -145,8 +155,22 @@ def test_seeds_are_pooled_and_all_of_them_have_to_agree() -> None:
     assert gain.value == pytest.approx(np.mean(gain.seeds))
     only = run("c", "a", measures="text to image R@5")
     assert {one.measure for one in (*only.gains, *only.ranks)} == {"text to image R@5"}
+    lines: list[str] = []
     with pytest.raises(UserError, match="no metric R@1; there are image to text R@1, "):
-        run("c", "a", measures="R@1")
+        run("c", "a", measures="R@1", say=lines.append)
+    assert len(lines) == 1  # before the second model is measured
+
+
+@pytest.mark.usefixtures("_models")
+def test_other_pixels_under_the_same_names_are_measured_again() -> None:
+    saved(tiny_model("maxsim", 0), Path("a+b"))
+    photo(Path("x/0.png"), 0)
+    photo(Path("y/0.png"), 1)
+    Path("d.jsonl").write_text('{"image": "0.png", "caption": "A dog."}')
+    lines: list[str] = []
+    for folder in ("x", "x", "y"):
+        run("my model=a+b", data="d.jsonl", images=folder, results="r", say=lines.append)
+    assert [line[6] for line in lines] == [":", " ", ":"]  # the second one finds the result
 
 
 @pytest.mark.usefixtures("_models")
@@ -155,17 +179,15 @@ def test_images_of_the_training_data_are_counted_once() -> None:
         Path(name, "recipe.yaml").write_text(f"data:\n  paths: ['{path}']\n")
     lines: list[str] = []
     first = run("a", "b", "c", json="x.json", say=lines.append)
-    assert [entrant.trained_on for entrant in first.models] == [
-        ("scenes:dev?count=3&size=32",),
-        ("nowhere.tar",),
-        None,
-    ]
+    trained_on = [entrant.trained_on for entrant in first.models]
+    assert trained_on == [("scenes:dev?count=3&size=32",), ("nowhere.tar",), None]
     assert first.overlaps[0] == Overlaps("a", DATA, 8, 3, 0)
     assert "nothing at nowhere.tar" in first.overlaps[1].note
     assert f"a and {DATA}: 3 of 8 images are in the training data, 0 look like one there\n" in str(first)
     assert len(first.overlaps) == 2
     assert run("a", "b", "c", json="x.json", say=lines.append).overlaps == first.overlaps
     assert sum("copies of images" in line for line in lines) == 1
+    next(Path("x.results").glob("overlap-*")).write_text("[1]")
     assert not run("a", "b", "c", json="x.json", skip_overlap=True).overlaps
 
 
@@ -174,20 +196,10 @@ def gain(value: float, p: float, unit: str = "%", seeds: tuple[float, ...] = ())
 
 
 def test_a_verdict_needs_the_adjusted_p_and_all_seeds() -> None:
-    gains = [
-        gain(1, 0.001),
-        gain(-1, 0.001),
-        gain(1, 0.001, seeds=(2, -0.1)),
-        gain(1, 0.02),
-        gain(-2, 0, "rank"),
-    ]
-    assert [one.verdict for one in judged(gains, 0.95)] == [
-        "better",
-        "worse",
-        "undecided",
-        "better",
-        "better",
-    ]
+    gains = [gain(1, 0.001), gain(-1, 0.001), gain(1, 0.001, seeds=(2, -0.1))]
+    gains += [gain(1, 0.02), gain(-2, 0, "rank")]
+    verdicts = " ".join(one.verdict for one in judged(gains, 0.95))
+    assert verdicts == "better worse undecided better better"
     gains += [gain(1, 0.02)] * 3
     assert judged(gains, 0.95)[3].verdict == "undecided"
 
@@ -250,19 +262,9 @@ def test_ranks_against_loops_over_resamples(unit: str) -> None:
 
 @pytest.mark.usefixtures("_models")
 def test_what_a_model_cannot_do_is_a_cell_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [
-        "compare",
-        "a",
-        "c",
-        "--data",
-        f"few={DATA}",
-        "--suite",
-        "retrieval",
-        "inactivity",
-        "--base",
-        "c",
-    ]
-    assert call(*command, "--set", "retrieval.protocol=coco-5k", "--json", "x.json") == 0
+    models, suites = ("a", "c", "--base", "c"), ("--suite", "retrieval", "inactivity")
+    options = "--set", "retrieval.protocol=coco-5k", "--json", "x.json"
+    assert call("compare", *models, "--data", f"few={DATA}", *suites, *options) == 0
     result = Comparison.load("x.json")
     assert result.base == "c"
     reasons = [cell.reason for cell in result.cells]
@@ -283,13 +285,11 @@ def test_what_a_model_cannot_do_is_a_cell_with_its_reason(capsys: pytest.Capture
         (("a", "b", "--data", DATA, "--captions", "eech"), "did you mean each"),
         (("a", "n=b", "n=c", "--data", DATA), "have the same name, n"),
         (("a", "b=b,b", "--data", DATA), "names a run twice"),
-        (
-            ("a", "--data", DATA, "--suite", "retrieval", "probes", "--set", "resize=squash"),
-            "SUITE.resize=squash",
-        ),
+        (("a", "--data", DATA, "--suite", "cola", "probes", "--set", "resize=squash"), "SUITE.resize=squash"),
         (("a", "b"), "cannot read"),
         (("a",), "models need data"),
         (("a.json", "b.json", "--out", "x.html"), "needs data"),
+        (("a", "--data", DATA, "--out", "x.html", "--json", "x.html"), "name two files"),
     ],
 )
 @pytest.mark.usefixtures("_models")

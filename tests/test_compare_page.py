@@ -61,10 +61,7 @@ def comparison(text: str = "set", verdict: str = "better", high: float = 1.0) ->
             Gain(text, 0, R1, 4.1, 2.0, 6.3, "%", 0.001, 0.002, (4.1,), verdict),
             Gain(text, 0, MEDIAN, -4.0, -5.0, -2.0, "rank", 0.001, 0.002, (-4.0,), verdict),
         ),
-        ranks=(
-            Rank("a", 0, R1, 2.0, 1.9, 1.0, 2.0, 0.1),
-            Rank(text, 0, R1, 1.0, 1.1, 1.0, high, 0.9),
-        ),
+        ranks=(Rank("a", 0, R1, 2.0, 1.9, 1.0, 2.0, 0.1), Rank(text, 0, R1, 1.0, 1.1, 1.0, high, 0.9)),
         overlaps=(Overlaps(text, text, 100, 7, 3, text),),
         notes=(text,),
         settings={"level": 0.95, "seed": 0},

@@ -306,10 +306,7 @@ def test_scores_of_mteb_are_those_of_a_loop() -> None:
 
     model, noise = tiny("clip"), np.random.default_rng(0)
     pixels = [noise.integers(0, 256, (9 + i, 12, 3), dtype=np.uint8) for i in range(8)]
-    images, texts = (
-        [Image.fromarray(one) for one in pixels],
-        [f"{w} stands." for w in "abcdefgh"],
-    )
+    images, texts = ([Image.fromarray(one) for one in pixels], [f"{w} stands." for w in "abcdefgh"])
 
     def about(name: str, kind: str) -> Any:
         return TaskMetadata(

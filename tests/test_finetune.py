@@ -440,3 +440,5 @@ def test_only_weights_of_one_architecture_are_averaged(tuned: Path, tmp_path: Pa
     ):
         assert re.search(message, complaint(capsys, "average", *words, "--out", out)), message
         assert not out.exists()
+    weights = random / "last"  # of the run itself
+    assert "holds no model" in complaint(capsys, "average", longer, "--with", random, "--out", weights)

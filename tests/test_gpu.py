@@ -30,10 +30,7 @@ from grainline.nn.superpixels import kmeans
 from grainline.training.step import Objective, step
 from grainline.types import Images, Texts, to
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @contextmanager
@@ -158,9 +155,7 @@ def test_the_memory_of_a_loss_is_linear_in_the_batch(heads: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("form", ["ce", "bce"])
-def test_losses_over_inner_products_are_near_and_the_same_bits_in_each_run(
-    form: str,
-) -> None:
+def test_losses_over_inner_products_are_near_and_the_same_bits_in_each_run(form: str) -> None:
     """At a size of training: 256 images with 36 texts each, in four groups; against float32 by torch."""
     place = torch.arange(9216).cuda()
     keys = RowIds(place, place // 36, place // 2304, place % 36)

@@ -133,10 +133,10 @@ def test_filters_leave_out_what_they_say() -> None:
 @pytest.mark.parametrize("text", OWN)
 def test_rules_find_the_phrases_of_our_own_sentences(text: str) -> None:
     actual = select(text, Rules().phrases(text))
-    by_kind = tuple(
+    by_kind = [
         "|".join(text[p.start : p.end] for p in actual if p.kind == kind)
         for kind in ("noun", "action", "relation")
-    )
+    ]
     assert by_kind == OWN[text]
 
 

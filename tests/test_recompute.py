@@ -213,10 +213,7 @@ def test_many_unlike_layers_are_compiled_each() -> None:
 
 # Towers that do not learn
 
-LOCKED = {
-    "tower": (r"towers\.image\..*",),
-    "side": (r"towers\.image\..*", r"towers\.to_image\..*"),
-}
+LOCKED = {"tower": (r"towers\.image\..*",), "side": (r"towers\.image\..*", r"towers\.to_image\..*")}
 
 
 @pytest.mark.parametrize("chunk", [None, 3])

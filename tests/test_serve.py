@@ -580,10 +580,7 @@ def test_an_empty_index_says_so(copy: Path) -> None:
 
 
 def test_the_command_serves_until_ctrl_c(
-    made: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = saved(MODEL, tmp_path / "model")
     arguments = ["serve", str(made / "index"), "--port", "0", "--model", str(model)]

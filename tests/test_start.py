@@ -219,10 +219,7 @@ def test_methods_take_every_mixture_of_sides(
 def test_sides_that_cannot_be_are_one_line(saved: Saved) -> None:
     clip, siglip, bert = ({"pretrained": str(saved(family)[0])} for family in ("clip", "siglip", "bert"))
     for sides, message in (
-        (
-            {"image": clip, "text": siglip},
-            r"image side 24 and that of the text side 64; give model\.width",
-        ),
+        ({"image": clip, "text": siglip}, r"image side 24 and that of the text side 64; give model\.width"),
         ({"image": bert, "text": SCRATCH["text"]}, r"\(bert\) has no image side; name another for model.im"),
         (SCRATCH | {"text": clip | {"architecture": {}}}, r"text\.architecture is filled in .* leave it out"),
     ):

@@ -10,13 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from grainline.encoders.superpixels import (
-    SFCN,
-    SuperpixelConfig,
-    Superpixels,
-    folded,
-    read_sfcn,
-)
+from grainline.encoders.superpixels import SFCN, SuperpixelConfig, Superpixels, folded, read_sfcn
 from grainline.errors import UserError
 from grainline.nn.superpixels import (
     connected,

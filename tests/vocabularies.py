@@ -73,20 +73,6 @@ def gemma() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return model["vocab"], [tuple(pair) for pair in model["merges"]]
 
 
-def gemma_folder(folder: Path) -> Path:
-    """SigLIP 2 as its folders were first: a file of Gemma, without small letters."""
-    vocabulary, merges = gemma()
-    model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
-    backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.Replace(" ", "▁")
-    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    backend.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"])
-    backend.post_processor = processors.TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 2)])
-    config = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": False, "add_eos_token": True}
-    config |= {f"{name}_token": f"<{name}>" for name in ("eos", "bos", "pad")}
-    return write(folder, tokenizer_json=backend.to_str(), tokenizer_config_json=config)
-
-
 # SigLIP: sentencepiece
 
 

@@ -23,9 +23,7 @@ Weights = Annotated[str | None, typer.Option(help="The model of the index, if it
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")]
 
 index = typer.Typer(
-    help="Index a folder of images, and keep it up to date.",
-    rich_markup_mode="rich",
-    context_settings=HELP,
+    help="Index a folder of images, and keep it up to date.", rich_markup_mode="rich", context_settings=HELP
 )
 
 

@@ -11,15 +11,17 @@ A source raises UserError when it is opened, and CorruptSample for a sample that
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from hashlib import blake2b
 from typing import Any
 
 from grainline.config import load_class, trusting
 from grainline.data.formats.common import FileSource, divide, expand, is_pattern
 from grainline.data.formats.folder import Folder, files_below, suffix
-from grainline.data.formats.joined import Joined, WithoutCaptions, split_skip
+from grainline.data.formats.joined import Joined, WithoutCaptions, parts_of, split_skip
 from grainline.data.formats.parsed import data_error, read_text
 from grainline.data.formats.table import Row, Table, json_or_rows, json_rows, read_rows
-from grainline.data.record import Source
+from grainline.data.record import CorruptSample, Source, content_of
 from grainline.errors import path_of
 
 SOURCES = {  # of kinds that recognise one file the first one is taken
@@ -154,6 +156,17 @@ def open_data(data: Any, *, images: str | None = None, size: int | None = None) 
     from grainline.data.pairs import source_of  # imports torch
 
     return source_of(data, images)
+
+
+def content_digest(source: Source) -> str:
+    """Hex digest of a source with all its images and texts, which are read; scenes have their fingerprint."""
+    total, scenes = blake2b(source.fingerprint().encode(), digest_size=16), _load("scenes")
+    for part in parts_of(source):
+        for i in range(0 if isinstance(part, scenes) else len(part)):
+            with suppress(CorruptSample):
+                record = part[i]
+                total.update(content_of(record.image) + repr(record._replace(image=b"", regions=())).encode())
+    return total.hexdigest()
 
 
 def takes_images(path: str) -> bool:

@@ -71,10 +71,7 @@ def are_images(inputs: Any) -> bool:
 
 
 def several(inputs: Any, what: str) -> Iterable[Any]:
-    """The inputs one by one. Raises UserError for what has no order or cannot be iterated over.
-
-    what  "image" or "text", for the message
-    """
+    """The inputs one by one. UserError for what has no order. what: "image" or "text", for the error"""
     if isinstance(inputs, np.ndarray) and _holds_objects(inputs):
         return inputs.ravel().tolist()  # strings, as pandas gives them
     if isinstance(inputs, Mapping | AbstractSet) or not isinstance(inputs, Iterable):

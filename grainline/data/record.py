@@ -139,10 +139,7 @@ def boxes_of(source: Source, index: int, record: Record) -> tuple[Box, ...]:
 
 
 def misplaced(record: Record, size: tuple[int, int]) -> str:
-    """The first region outside its image or text, and why; "" without one.
-
-    size  width and height of the stored image
-    """
+    """The first region outside its text, or its image of that width and height, and why; "" without one."""
     texts = {f"captions.{i}": text for i, text in enumerate(record.captions)}
     texts |= {f"others.{i}": text for i, text in enumerate(record.others)}
     texts |= {"long": record.long} if record.long else {}

@@ -81,8 +81,8 @@ def facts_of(path: str, describe: Describe) -> Facts:
     return Facts(one, method.size, described)
 
 
-def place_of(folder: Path, path: str, facts: Facts, task: Task) -> Path:
-    """The file of a result, which may not be there yet."""
+def place_of(folder: Path, path: str, facts: Facts, task: Task) -> tuple[Path, Result | str]:
+    """The file of a result, and the result in it; "" where there is none or it is damaged."""
     suite, options = task.suite, task.suite.options.model_dump(mode="json")
     named = [x for x in map(str, options.values()) if Path(x).is_file()]
     depends = {
@@ -95,12 +95,16 @@ def place_of(folder: Path, path: str, facts: Facts, task: Task) -> Path:
     digest = sha256(dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
     existing = sorted(folder.glob(f"*-{digest}.json"))
     name = re.sub("[^A-Za-z0-9]+", "-", f"{path} {task.title}").strip("-")[-100:]
-    return existing[0] if existing else folder / f"{name}-{digest}.json"
+    place = existing[0] if existing else folder / f"{name}-{digest}.json"
+    with suppress(UserError):
+        return place, read(place) if place.is_file() else ""
+    return place, ""
 
 
 def results_of(
     path: str,
-    places: Sequence[Path],
+    facts: Facts,
+    places: Sequence[tuple[Path, Result | str]],
     tasks: Sequence[Task],
     describe: Describe,
     watch: Callable[[Task], Step],
@@ -109,9 +113,12 @@ def results_of(
 
     watch  is called before a task is measured, and returns what takes the number of samples read
     """
-    out = [read_known(place) for place in places]
+    out = [known for _, known in places]
     missing = [i for i, result in enumerate(out) if not result]
     opened = (open_named(path) or load(path)) if missing else None
+    if isinstance(opened, Model) and fingerprint(opened) != facts.entrant.fingerprints[0]:
+        changed = f"{path} has changed since the comparison began; name one of its checkpoints"
+        return [one or changed for one in out]
     for name in dict.fromkeys(tasks[i].set for i in missing):
         some = [i for i in missing if tasks[i].set == name]
         suites = [tasks[i].suite for i in some]
@@ -128,16 +135,9 @@ def results_of(
             except torch.OutOfMemoryError:
                 out[i] = "not enough memory on the GPU; choose a smaller batch size"
             else:
-                write(result, places[i])
+                write(result, places[i][0])
                 out[i] = result
     return out
-
-
-def read_known(place: Path) -> Result | str:
-    """The result in a file; "" where there is none, or a damaged one, which is measured again."""
-    with suppress(UserError):
-        return read(place) if place.is_file() else ""
-    return ""
 
 
 def _reduced(model: Model, suites: Sequence[Suite[Any]]) -> Callable[[Encoded], Encoded] | None:

@@ -65,10 +65,7 @@ def assembled(
         notes += [f"{column.title}: {note}" for note in others]
         alike.append(names)
         full.append(_full(column, row[names[0]].results[0], measures) if names else column)
-    unknown = set(measures) - {name for column in full for name in column.measures}
-    if unknown and any(alike):
-        known = dict.fromkeys(metric.name for cell in cells for metric in cell.metrics)
-        raise UserError(f"no metric {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    refuse_unknown(measures, cells)
     number = sum(
         (len(names) - 1) * len(one.measures) for names, one in zip(alike, full, strict=True) if base in names
     )
@@ -93,6 +90,13 @@ def assembled(
         tuple(models), tuple(full), tuple(cells), base, judged(gains, level), tuple(ranks), (), tuple(notes),
         about, versions(), now(),
     )  # fmt: skip
+
+
+def refuse_unknown(measures: Sequence[str], measured: Sequence[Cell | Result]) -> None:
+    """Raise UserError for a measure that nothing has, where something has any."""
+    known = dict.fromkeys(metric.name for one in measured for metric in one.metrics)
+    if known and (unknown := set(measures) - {*known}):
+        raise UserError(f"no metric {', '.join(sorted(unknown))}; there are {', '.join(known)}")
 
 
 def same_queries(row: Row, base: str) -> tuple[list[str], list[str]]:

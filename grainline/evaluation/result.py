@@ -202,6 +202,7 @@ def from_json(text: str, where: str = "the text") -> Result:
             Metric(**one | {"wilson": one["wilson"] and tuple(one["wilson"])}) for one in fields["metrics"]
         )
         fields["notes"] = tuple(fields["notes"])
+        fields |= {name: dict(fields[name]) for name in ("settings", "data", "versions", "queries")}
         if any(one.unit == "share" for one in fields["metrics"]):
             raise ValueError("an older one, in shares of 1 where per cent are now; evaluate again")
         return Result(**fields)

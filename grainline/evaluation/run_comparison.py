@@ -1,5 +1,6 @@
 """`grainline.compare`: two results, or models that are measured on sets by suites."""
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -8,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from grainline.data.open_source import open_data, register, takes_images
+from grainline.data.open_source import content_digest, open_data, register, takes_images
 from grainline.data.record import Source
 from grainline.errors import UserError, checked, suggestion
 from grainline.evaluation.compare import Differences
@@ -16,7 +17,7 @@ from grainline.evaluation.compare import compare as compare_results
 from grainline.evaluation.comparison import Column, Comparison, Entrant
 from grainline.evaluation.comparison_page import write_cards, write_comparison_html
 from grainline.evaluation.comparison_results import Describe, Facts, Task, facts_of, place_of, results_of
-from grainline.evaluation.comparison_statistics import Outcome, assembled
+from grainline.evaluation.comparison_statistics import Outcome, assembled, refuse_unknown
 from grainline.evaluation.costs import cost_of
 from grainline.evaluation.encode import Captions
 from grainline.evaluation.result import Result, writable
@@ -25,7 +26,7 @@ from grainline.evaluation.suite import MAX_CORRUPT, Settings, Suite, load_suite
 from grainline.evaluation.training_overlap import overlaps_of
 from grainline.progress import progress
 
-NAMED = re.compile(r"([\w.@+-]+)=(.+)", re.DOTALL)
+NAMED = re.compile(r"([\w .@+-]+)=(.+)", re.DOTALL)
 Strings = Sequence[str]
 
 
@@ -82,6 +83,8 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     files = [Path(file) for file in (json, out) if file is not None]
     if data is None:
         return _two_results(models, files)
+    if len({*files}) < len(files):
+        raise UserError(f"the page and the JSON file cannot both be {out}; name two files")
     for file in files:
         writable(file)
     paths, base = _named_models(models, base)
@@ -94,7 +97,7 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     tasks = [
         Task(name, source, fingerprint, one, settings._replace(captions=mode))
         for name, source in sources.items()
-        for fingerprint in [source.fingerprint()]
+        for fingerprint in [content_digest(source)]
         for one, mode in modes
     ]
     with TemporaryDirectory() as temporary:
@@ -102,7 +105,7 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
         keep = results or (beside and f"{Path(beside).with_suffix('')}.results")
         folder = Path(keep or temporary)
         writable(folder / "x.json")
-        by_path = _measure(facts, tasks, folder, descriptions, say, show_progress_bar)
+        by_path = _measure(facts, tasks, folder, descriptions, _several(measures), say, show_progress_bar)
         rows = [
             {name: _outcome([by_path[path][i] for path in some], bool(keep)) for name, some in paths.items()}
             for i in range(len(tasks))
@@ -152,7 +155,7 @@ def named(values: Strings) -> dict[str, str]:
     >>> named(["runs/a/best", "runs/b/best", "small=runs/c"])
     {'a/best': 'runs/a/best', 'b/best': 'runs/b/best', 'small': 'runs/c'}
     """
-    matches = [None if Path(value).exists() else NAMED.fullmatch(value) for value in values]
+    matches = [None if os.path.exists(value) else NAMED.fullmatch(value) for value in values]
     paths = [match[2] if match else value for match, value in zip(matches, values, strict=True)]
     longest = max((len(Path(path).parts) for path in paths), default=0)
     names = list(paths)
@@ -174,7 +177,7 @@ def _several(value: str | Strings) -> list[str]:
 
 def _seeds(path: str) -> tuple[str, ...]:
     """The runs of a model, or the one path that it has."""
-    seeds = (path,) if Path(path).exists() else tuple(path.split(","))
+    seeds = (path,) if os.path.exists(path) else tuple(path.split(","))
     if len(set(seeds)) < len(seeds):
         raise UserError(f"{path} names a run twice; seeds are different runs")
     return seeds
@@ -190,10 +193,7 @@ def _suites(names: Strings, changes: Strings) -> list[Suite[Any]]:
 
 
 def _modes(suites: Sequence[Suite[Any]], captions: Strings) -> list[tuple[Suite[Any], Captions | None]]:
-    """Each suite with the ways to read captions that it allows, or with None for its default.
-
-    Raises UserError for a way that none of them allows.
-    """
+    """Each suite with the ways to read captions that it allows, or None. UserError for one of no suite."""
     out: list[tuple[Suite[Any], Captions | None]] = []
     for suite, mode in product(suites, captions):
         with suppress(UserError):
@@ -238,13 +238,14 @@ def _measure(
     tasks: Sequence[Task],
     folder: Path,
     describe: Describe,
+    measures: Strings,
     say: Callable[[str], None],
     show: bool | None,
 ) -> dict[str, list[tuple[Path, Result | str]]]:
     """The results of all paths for all tasks, with their files. say: gets a line for each measurement"""
     places = {path: [place_of(folder, path, one, task) for task in tasks] for path, one in facts.items()}
     total, number = len(facts) * len(tasks), 0
-    missing = sum(not place.is_file() for row in places.values() for place in row)
+    missing = sum(not known for row in places.values() for _, known in row)
     if missing < total:
         say(f"{total - missing} of {total} results are in {folder}")
     out = {}
@@ -257,8 +258,10 @@ def _measure(
                 say(f"{number} of {missing}: {path} on {task.title}")
                 return bar
 
-            results = results_of(path, row, tasks, describe, watch)
-            out[path] = [*zip(row, results, strict=True)]
+            results = results_of(path, facts[path], row, tasks, describe, watch)
+            if not any(isinstance(one, str) for one in results):  # else others may have more metrics
+                refuse_unknown(measures, [one for one in results if isinstance(one, Result)])
+            out[path] = [*zip((place for place, _ in row), results, strict=True)]
     return out
 
 

@@ -295,10 +295,7 @@ def load_suite(name: str, changes: Sequence[str] = (), **options: Any) -> Suite[
 
 
 def suite_of(result: Result) -> Suite[Any]:
-    """The suite that made a result, with its options.
-
-    Raises UserError for a suite from outside that this process has not loaded: a file imports nothing.
-    """
+    """The suite that made a result, with its options. UserError for one that this process has not loaded."""
     cls = suite_class(result.suite) if result.suite in SUITES else _OUTSIDE.get(result.suite)
     if cls is None:
         raise UserError(f"the result is of {result.suite}; load it first, with load_suite({result.suite!r})")

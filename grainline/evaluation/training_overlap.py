@@ -39,12 +39,14 @@ def overlaps_of(
         for name, source in sources.items():
             digest = sha256("".join(x.fingerprint() for x in (*trained, source)).encode()).hexdigest()[:16]
             place = folder / f"overlap-{digest}.json"
-            if not place.is_file():
+            try:
+                images, exact, near, unread = json.loads(read_plain(place))
+            except (OSError, ValueError, TypeError):  # not there, or damaged
                 say(f"copies of images in {name} and the training data of {model.name}")
                 both = overlap(trained, source)
                 unread = f"{amount(both.skipped, 'image')} could not be read" if both.skipped else ""
-                write_text(place, json.dumps([both.tested, len(both.exact), len(both.near), unread]))
-            images, exact, near, unread = json.loads(read_plain(place))
+                images, exact, near = both.tested, len(both.exact), len(both.near)
+                write_text(place, json.dumps([images, exact, near, unread]))
             remark = "; ".join(filter(None, (note, unread)))
             out.append(Overlaps(model.name, name, images, exact, near, remark))
     return tuple(out)

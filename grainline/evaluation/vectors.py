@@ -12,6 +12,7 @@ is no query. Names that are files, seen from the folder of the pairs, are shown 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from os.path import exists, isfile, join
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -204,8 +205,9 @@ def open_named(files: str) -> Embeddings | None:
     IMAGES.npy+TEXTS.npy+PAIRS.jsonl    BOTH.npz+PAIRS.jsonl    FOLDER
     """
     parts = files.split("+")
-    if len(parts) == 1 and not (Path(files) / "rows.jsonl").is_file():
+    if not isfile(join(files, "rows.jsonl")) and (len(parts) == 1 or exists(files)):
         return None
+    parts = [files] if exists(files) else parts
     pairs = parts.pop() if Path(parts[-1]).suffix == ".jsonl" else None
     return open_vectors(parts, pairs)
 

@@ -56,10 +56,7 @@ class CandidateSearch(Protocol):
     note: str  # a limit of the search in accuracy or speed, for users; "" if there is none
 
     def top(self, queries: np.ndarray, k: int) -> Candidates:
-        """The k nearest rows of every query.
-
-        queries  [M, D] float32, unit length
-        """
+        """The k nearest rows of every query. queries: [M, D] float32, unit length"""
 
 
 class Exact:

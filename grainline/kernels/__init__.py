@@ -35,10 +35,7 @@ _refused: set[str] = set()
 
 @torch.compiler.assume_constant_result
 def available() -> str:
-    """Why there are no kernels; "" where there are.
-
-    Raises UserError for a value of the variable that is not one of auto and off.
-    """
+    """Why there are no kernels, else "". UserError where the variable is neither auto nor off."""
     return _why_not()
 
 

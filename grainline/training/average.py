@@ -49,8 +49,9 @@ def average(
     share = 1 / len(names) if weight is None else weight
     if not 0 <= share <= 1:
         raise UserError(f"weight is {share}; give the share of {run}, from 0 to 1")
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"{twice} comes twice; give each part once")
+    places = [place.resolve(), *(Path(name).resolve() for name in names)]
+    if twice := next((one for one in places if places.count(one) > 1), None):
+        raise UserError(f"{twice} comes twice; give each part once, and another folder for the average")
     shares = [share] + [(1 - share) / (len(names) - 1)] * (len(names) - 1)
     first = load(run, device="cpu")
     parts = (load(name, device="cpu") for name in others) if others else [start_of(run)]

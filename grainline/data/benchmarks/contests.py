@@ -50,10 +50,7 @@ class Benchmark(ListedImages):
 
 
 def origins(source: Source, start: int = 0) -> list[Origin]:
-    """The records of each benchmark, in their order.
-
-    start  place of the first record
-    """
+    """The records of each benchmark, in their order. start: place of the first record"""
     if isinstance(source, Joined):
         parts = []
         for one in source.sources:

@@ -249,10 +249,7 @@ def read_image(candidates: Sequence[str], where: str) -> bytes:
 
 
 def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
-    """Fail if none of the images is there. Each entry lists the paths where one image may lie.
-
-    which  what else the error says of the folder
-    """
+    """Fail if no image is there, at any of the paths where each may lie. which: ends the error"""
     if not os.path.isdir(root):
         raise data_error(f"no folder of images at {root}, named for {source}: say where with --images DIR")
     step = max(

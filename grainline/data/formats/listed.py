@@ -94,10 +94,7 @@ class ListedImages(FileSource):
         """The values that the fingerprint is made of."""
 
     def choose_splits(self, present: Iterable[str], default: str) -> list[str]:
-        """The splits that a path names, by commas. Raises UserError for one that the file does not have.
-
-        present  the split of each row
-        """
+        """The splits that a path names, by commas. UserError for one that is not among `present`."""
         splits, counts = self._query.get("split", default).split(","), Counter(present)
         unknown = [name for name in splits if name not in counts]
         if unknown:

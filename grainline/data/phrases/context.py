@@ -213,10 +213,7 @@ class Sentence:
         return "V" if self.wanted(i, j) else "N"
 
     def ruled(self, i: int, j: int) -> bool:
-        """A verb for sure: behind "can", "to" or "they", or an irregular past.
-
-        j  the word before, adverbs left out
-        """
+        """A verb for sure: behind "can", "to", "they", or irregular past. j: the word before, no adverb"""
         low, before, after = self.low(i), self.at(i - 1), self.at(i + 1)
         past = low in lexicon.PASTS and before in "NROSBEC," and after not in "nsN"
         object_does = before == "O" and low in lexicon.PLAIN_VERBS  # "making it appear"
