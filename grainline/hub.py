@@ -43,10 +43,10 @@ def require_free(folder: Path) -> None:
     """Raise UserError for a folder that holds something other than a saved model."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; name a new folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "model.json").is_file():
-        raise UserError(f"{folder} is not empty and holds no model; name a new folder")
     if (folder / "recipe.yaml").exists():
         raise UserError(f"{folder} is the folder of a run; name a new folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "model.json").is_file():
+        raise UserError(f"{folder} is not empty and holds no model; name a new folder")
 
 
 def push(folder_of: Any, name: str, *, private: bool, token: str | None, message: str) -> str:
