@@ -45,9 +45,9 @@ def prepare(out: Path, data: Path) -> None:
 def jobs(stage: str, out: Path, data: Path, seeds: Sequence[int], lines: Sequence[Line]) -> list[Job]:  # noqa: ARG001
     """Every row with the first seed, then the other seeds."""
     sources = tuple(sorted(map(str, (data / "flickr8k").glob("train-*.tar"))))
-    asked = (Measure("flickr8k", str(data / "flickr8k" / "dev-0000.tar"), captions=("each", "whole")),)
+    measured = (Measure("flickr8k", str(data / "flickr8k" / "dev-0000.tar"), captions=("each", "whole")),)
     return [
-        Job(stage, "flickr8k", row, seed, {"base": recipe}, sources, asked, changes)
+        Job(stage, "flickr8k", row, seed, {"base": recipe}, sources, measured, changes)
         for seed in seeds
         for row, (recipe, changes) in SETTINGS.items()
     ]

@@ -4,7 +4,7 @@ The towers are those of `photos/starter`; what they give is cached once for all 
 have the same width, dropout before the projections, batch, steps and optimizer, and read the same images;
 each brings its loss, its score, and what it makes of image cells and of words. A sub-caption is a sentence,
 so that it is in the cache as well. A method tries three rates and three values of two settings that its paper
-names, one change at a time, on what is kept aside from training: part of Flickr8k train-0002, a book of
+names, one change at a time, on what is held out from training: part of Flickr8k train-0002, a book of
 OpenStax, other scenes.
 """
 
@@ -21,8 +21,8 @@ from benchmarks.study import Job, Line, Measure, chosen
 
 BATCH, STEPS = 128, 656  # 14 times 6,000 images
 SECONDS = 600  # of a training in the stage `time`
-KEPT = 500  # images that settings are chosen on
-BOOK = "anatomy-physiology"  # of OpenStax train, kept aside; dev is microbiology
+HELD_OUT = 500  # images that settings are chosen on
+BOOK = "anatomy-physiology"  # of OpenStax train, held out; dev is microbiology
 SCENES = "scenes:train?count=6000&size=130", "scenes:test?count=500&size=130", "scenes:dev?count=500&size=130"
 
 IMAGE = {"pretrained": "pip:efficientnet-lite2", "size": 260, "resize": "squash", "tune": "frozen"}
@@ -112,24 +112,24 @@ def recipe(row: str, data: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sources(data: str, folder: Path, kept: bool, out: Path) -> tuple[str, ...]:
-    """What is trained on. kept: without what settings are chosen on"""
+def sources(data: str, folder: Path, choose: bool, out: Path) -> tuple[str, ...]:
+    """The training data of a set. choose: without those that settings are chosen on"""
     if data == "scenes":
         return tuple(map(str, sorted((out / "sets" / "scenes-train").glob("*.tar"))))
-    if data == "openstax" and kept:
+    if data == "openstax" and choose:
         return (str(out / "sets" / "openstax-rest.tar"),)
     tars = sorted(map(str, (folder / data).glob("train-*.tar")))
-    return tuple(tars[: 2 if kept else None])
+    return tuple(tars[: 2 if choose else None])
 
 
-def measures(data: str, folder: Path, kept: bool, out: Path) -> tuple[Measure, ...]:
-    """What is measured of a run that was trained on a set. kept: to choose settings"""
+def measures(data: str, folder: Path, choose: bool, out: Path) -> tuple[Measure, ...]:
+    """The sets that a run is measured on. choose: those that settings are chosen on"""
     captions = ("each", "whole") if data == "flickr8k" else ("whole",)
     sets = out / "sets"
-    if kept:
-        files = {"flickr8k": sets / "flickr8k-kept.tar", "openstax": sets / "openstax-kept.tar"}
+    if choose:
+        files = {"flickr8k": sets / "flickr8k-held-out.tar", "openstax": sets / "openstax-held-out.tar"}
         file = files.get(data, sets / "scenes-test" / "data-000000.tar")
-        return (Measure(f"{data}-kept", str(file), captions=captions),)
+        return (Measure(f"{data}-held-out", str(file), captions=captions),)
     suites: tuple[str, ...] = ("retrieval", "monotonicity", "stability")
     if data == "scenes":
         dev = sets / "scenes-dev" / "data-000000.tar"
@@ -138,7 +138,7 @@ def measures(data: str, folder: Path, kept: bool, out: Path) -> tuple[Measure, .
 
 
 def prepare(out: Path, data: Path) -> None:
-    """Draw the scenes, and write what is kept aside, once."""
+    """Draw the scenes, and write what is held out, once."""
     sets = out / "sets"
     sets.mkdir(parents=True, exist_ok=True)
     for part in SCENES:
@@ -147,8 +147,8 @@ def prepare(out: Path, data: Path) -> None:
             command = [sys.executable, "-m", "grainline", "-q", "data", "scenes", part, "--out", str(folder)]
             subprocess.run(command, check=True)
     flickr, books = data / "flickr8k", sorted((data / "openstax").glob("train-*.tar"))
-    select(sorted(flickr.glob("train-*.tar"))[-1:], sets / "flickr8k-kept.tar", lambda _: True, KEPT)
-    select(books, sets / "openstax-kept.tar", lambda row: row["book"] == BOOK, KEPT)
+    select(sorted(flickr.glob("train-*.tar"))[-1:], sets / "flickr8k-held-out.tar", lambda _: True, HELD_OUT)
+    select(books, sets / "openstax-held-out.tar", lambda row: row["book"] == BOOK, HELD_OUT)
     select(books, sets / "openstax-rest.tar", lambda row: row["book"] != BOOK, None)
 
 
@@ -173,21 +173,21 @@ def select(tars: Sequence[Path], out: Path, wanted: Callable[[Any], bool], limit
 
 def jobs(stage: str, out: Path, folder: Path, seeds: Sequence[int], lines: Sequence[Line]) -> list[Job]:
     """All runs of a stage: every row with the first seed on the first set, then the other sets and seeds."""
-    kept = stage == "choose"
+    choose = stage == "choose"
     made = []
-    for seed in seeds[:1] if kept else seeds:
+    for seed in seeds[:1] if choose else seeds:
         for data in TRAINED:
-            files, asked = sources(data, folder, kept, out), measures(data, folder, kept, out)
+            files, measured = sources(data, folder, choose, out), measures(data, folder, choose, out)
             for name, row in ROWS.items():
-                if kept and row.tries:
+                if choose and row.tries:
                     variants = tried(row)
-                elif kept:
+                elif choose:
                     continue
                 else:
                     variants = {"": chosen(lines, data, row.like or name)}
                 if stage == "time":
                     variants[""]["train.max_steps"] = steps_in_time(lines, data, name)
-                job = Job(stage, data, name, seed, recipe(name, data), files, asked)
+                job = Job(stage, data, name, seed, recipe(name, data), files, measured)
                 made += [job._replace(variant=key, changes=x) for key, x in variants.items()]
     first = [job for job in made if job.variant == "usual"]
     return first + [job for job in made if job.variant != "usual"]
@@ -203,7 +203,7 @@ def tried(row: Row) -> dict[str, dict[str, Any]]:
 
 
 def steps_in_time(lines: Sequence[Line], data: str, row: str) -> int:
-    """As many steps as a training of SECONDS has, by the lines of the stage `final`."""
+    """The number of steps in SECONDS of training, by the lines of the stage `final`."""
     own = [x for x in lines if (x["stage"], x["set"], x["row"]) == ("final", data, row) and x["steps"] > 1]
     if not own:
         return STEPS

@@ -9,7 +9,7 @@ is finished; what has a line is not made again. When the minutes are over, train
 stop, and the next call goes on with them: a long study is many short calls, each of which begins with what
 matters most. Several jobs share a GPU.
 
-    --stage choose  settings of each method on images kept aside from training, one changed at a time
+    --stage choose  settings of each method on images held out from training, one changed at a time
     --stage final   all seeds with the best settings: those of the lines of `choose`, else the usual ones
     --stage time    the same for the seconds of the table, with the steps that the lines of `final` allow
     --compare       OUT/compared/STAGE-SET-MEASURED.json: all rows, paired differences, ranks, costs
@@ -44,7 +44,7 @@ Line = dict[str, Any]
 
 
 class Measure(NamedTuple):
-    """What is measured on a set."""
+    """A set, and the suites and the ways to read captions that measure it."""
 
     set: str
     data: str
@@ -169,7 +169,7 @@ def metrics_of(comparison: Any) -> dict[str, Any]:
 
 
 def score_of(line: Line) -> float:
-    """What settings are chosen by: the mean rSum of all columns."""
+    """The mean rSum of all columns, by which settings are chosen."""
     found = [x[0] for name, x in line["metrics"].items() if name.endswith(": rSum")]
     return sum(found) / len(found)
 

@@ -68,10 +68,10 @@ class Tiny:
         assert (out / "prepared").is_file()
         assert data.is_dir()
         assert [line["seed"] for line in lines] == [5] * len(lines)
-        asked = (Measure("scenes", "scenes:dev?count=6&size=32", ("retrieval",), ("whole",)),)
+        measured = (Measure("scenes", "scenes:dev?count=6&size=32", ("retrieval",), ("whole",)),)
         sources, changes = ("scenes:train?count=8&size=32",), {"train.max_steps": 3}
         return [
-            Job(stage, "scenes", row, seed, TINY | {"method": row}, sources, asked, changes)
+            Job(stage, "scenes", row, seed, TINY | {"method": row}, sources, measured, changes)
             for seed in seeds
             for row in ("clip", "siglip")
         ]
@@ -194,7 +194,7 @@ def test_settings_are_tried_one_at_a_time() -> None:
     }
 
 
-def test_a_book_is_kept_aside(tmp_path: Path) -> None:
+def test_a_book_is_held_out(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for key, book in (("x", "one"), ("y", "two"), ("z", "two")):
             for name, content in (

@@ -49,7 +49,7 @@ class Training(NamedTuple):
     unknown: tuple[str, ...]  # checkpoints and runs before it that cannot be examined
 
 
-class Comparison(NamedTuple):
+class DataOverlap(NamedTuple):
     """Training data compared with test data."""
 
     run: str
@@ -90,7 +90,7 @@ class TransferSuite(RetrievalSuite):
         return super().walk(model, source, settings, **others)._replace(collected={self.name: both})
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
-        both: Comparison = self.collected(data)
+        both: DataOverlap = self.collected(data)
         plain = super().outcomes(scorer, data, settings)
         values = {name: list(x) if isinstance(x, tuple) else x for name, x in both._asdict().items()}
         about = {**plain.settings, "trained": values, "card": _card(both, data)}
@@ -133,7 +133,7 @@ def training_of(model: str, paths: Sequence[str] = ()) -> Training:
 
 def compare_data(
     training: Training, source: Source, size: int, progress: Progress | None = None
-) -> Comparison:
+) -> DataOverlap:
     """How much of the test data a model was trained on.
 
     size      side of scenes in pixels, as the model reads them
@@ -156,7 +156,7 @@ def compare_data(
         why = f"each of its {both.tested:,} images is among those of training"
         _refuse_if(0 < both.tested == len(both.exact), source, training.data[0], why)
     paths, alike = tuple(one.path for one in training.data), sum(key in train_keys for key in _keys(source))
-    return Comparison(
+    return DataOverlap(
         training.run, paths, fingerprints, tuple(map(len, opened)), training.unknown, alike,
         len(both.exact), both.tested, both.near, both.unlike,
     )  # fmt: skip
@@ -205,7 +205,7 @@ def _keys(source: Source) -> Iterator[str]:
     return chain.from_iterable(map(keys_of, parts_of(source)))
 
 
-def _card(both: Comparison, data: Encodings) -> dict[str, str]:
+def _card(both: DataOverlap, data: Encodings) -> dict[str, str]:
     """Training and test data, in words."""
     trained = [
         f"{path}: {number:,} samples, fingerprint {fingerprint[:16]}"
@@ -220,7 +220,7 @@ def _card(both: Comparison, data: Encodings) -> dict[str, str]:
     }
 
 
-def _notes(both: Comparison) -> tuple[str, ...]:
+def _notes(both: DataOverlap) -> tuple[str, ...]:
     """Overlaps that weaken a transfer."""
     pairs = ", ".join(f"{key} = {other}" for key, other in both.near[:NAMED_PAIRS])
     some = f"of {both.compared:,} images"
