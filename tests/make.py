@@ -74,7 +74,6 @@ CASES |= {
     "seps-dense": ("seps", (*FEW, "branches=dense", "ratio_form=apart", "use_cls=false")),
     "seps-joint": ("seps", (*FEW, "branches=joint", "matching=topk", "use_rest=false", "image.pool=mean")),
     "laps": ("laps", FEW),
-    "scan-i2t": ("scan", ("direction=i2t", "lambda_lse=null", "coarse=0")),
     "vse-hardest": ("vse", ("warmup=0",)),
 }
 CASES |= {name: (name.partition("-")[0], ()) for name in PRETRAINED}

@@ -221,7 +221,7 @@ def test_every_method_leaves_masked_patches_out_or_says_that_it_cannot(
     side = {"pretrained": str(saved[0])}
     texts = {"groups": 3, "width": 64, "heads": 2, "depth": 1, "encoder": side} if name == "tgt" else side
     description = Description(name, method_config(name, {"image": side, "text": texts}, "test"))
-    if name in ("beta_clip", "maxsim", "laps", "seps", "scan"):
+    if name in ("beta_clip", "maxsim", "laps", "seps"):
         with pytest.raises(UserError, match=r"masked patches, which only siglip, clip, .* leave out"):
             start(description)
         return

@@ -42,7 +42,7 @@ LIKE_OTHERS = {  # in layers and in how they are called; they differ in losses, 
     "himo-groups", "beta_clip-groups", "beta_clip-others", "beta_clip-others_bce",
     "tgt-shorter", "tgt-baseline", "seps-sparse", "seps-dense", "seps-joint", "vse-hardest",
     "himo", "maxsim", "vse", "laps", "clip-mean", "beta_clip-pairs", "flair-vectors", "tgt-minimal",
-    "clip-frozen-pretrained", "scan", "scan-i2t",
+    "clip-frozen-pretrained",
 }  # fmt: skip
 CASES = [case for case in ALL if case not in LIKE_OTHERS]
 KINDS = {"whole": (None, False), "cached": (3, False), "recomputed": (None, True), "both": (3, True)}

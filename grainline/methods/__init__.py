@@ -9,7 +9,7 @@ heat              Heat of texts over one image, for all methods.
 himo              HiMo-CLIP: an image with its caption, and with the principal part of the caption.
 laps              LAPS: the patches that a caption selects, as fewer tokens, against its words.
 maxsim            MaxSim: every sentence of a caption finds its own place in the image.
-scan              SCAN: words attend to the patches of an image, or patches to the words of a caption.
+mosaic            Mosaic: visual words of an image, with a text as its whole and its sentences.
 seps              SEPS: the patches that a caption and a description select, against the words of the caption.
 siglip            SigLIP: binary classification of all pairs of images and captions.
 tgt               TGT (Text Group Transformer): the tokens of a caption fall into groups.
@@ -31,9 +31,9 @@ METHODS: dict[str, str] = {
     "caft": "grainline.methods.caft:CAFT",
     "tgt": "grainline.methods.tgt:TGT",
     "maxsim": "grainline.methods.maxsim:MaxSim",
+    "mosaic": "grainline.methods.mosaic:Mosaic",
     "seps": "grainline.methods.seps:SEPS",
     "laps": "grainline.methods.laps:LAPS",
-    "scan": "grainline.methods.scan:SCAN",
     "vse": "grainline.methods.vse:VSE",
 }
 

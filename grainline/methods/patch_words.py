@@ -1,4 +1,4 @@
-"""The parts of SEPS and LAPS around a `Selector`, and the encoding and triplets that SCAN has too."""
+"""The parts of SEPS and LAPS around a `Selector`: encoding, triplets, settings, verbs."""
 
 import torch
 from pydantic import Field, model_validator
@@ -21,25 +21,20 @@ from grainline.nn.pooling import mean_pool, unit
 from grainline.types import Encoded, Images, Pair, Term, Texts, full
 
 
-class WordsConfig(TripletsConfig):
-    """Encoders, and the triplet losses over scores of patches with words and over vectors."""
+class PatchesConfig(TripletsConfig):
+    """Encoders, triplet losses over scores of patches with words and over vectors, how many patches stay."""
 
+    keep_ratio: float = Field(0.5, gt=0, le=1)  # share of the patches that a text keeps
     coarse: float = Field(0.1, ge=0)  # weight of the triplet loss over vectors; 0: as in the papers
     learns_tokens = True
 
     @model_validator(mode="after")
-    def _uses_the_pool(self) -> "WordsConfig":
+    def _uses_the_pool(self) -> "PatchesConfig":
         if isinstance(self.image, ViTConfig) and self.image.pool == "attention":
             raise ValueError(
                 "image.pool attention would learn nothing: the mean of patches is the summary here"
             )
         return self
-
-
-class PatchesConfig(WordsConfig):
-    """And how many patches are kept."""
-
-    keep_ratio: float = Field(0.5, gt=0, le=1)  # share of the patches that a text keeps
 
 
 class PatchMethod(Method):
@@ -59,7 +54,9 @@ class PatchMethod(Method):
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: words in the shared space, not of unit length; vector: the direction of their mean"""
-        return encoded_words(self.towers, texts)
+        tokens = self.towers.text(*flat_parts(texts))
+        words = full(self.towers.to_text(tokens.tokens))
+        return Encoded(summary(words, tokens.mask), words, tokens.mask, texts.item, texts.image)
 
     def precompute(self, images: Encoded) -> Encoded:
         """precomputed: a `SelectionPrecomputed`"""
@@ -94,20 +91,13 @@ def encoded_patches(towers: Towers, images: Images, description: Tensor | None, 
     return Encoded(summary(patches, real), patches, real, images.image, images.image, extra, tokens.places)
 
 
-def encoded_words(towers: Towers, texts: Texts) -> Encoded:
-    """Texts with words as tokens, not of unit length. vector: the direction of their mean"""
-    tokens = towers.text(*flat_parts(texts))
-    words = full(towers.to_text(tokens.tokens))
-    return Encoded(summary(words, tokens.mask), words, tokens.mask, texts.item, texts.image)
-
-
 def summary(tokens: Tensor, mask: Tensor) -> Tensor:
     """The direction of the mean of real tokens: [N, D], unit length"""
     return unit(mean_pool(full(tokens), mask).vector)
 
 
 def triplets(
-    cfg: WordsConfig, score: ScoreFn, both: tuple[Pair, Pair], rule: TripletSchedule
+    cfg: PatchesConfig, score: ScoreFn, both: tuple[Pair, Pair], rule: TripletSchedule
 ) -> dict[str, Term]:
     """Triplet losses over scores of pairs, and lighter ones over vectors. both: local and gathered rows"""
     terms = both_triplets(score, *both, rule, 1.0)
