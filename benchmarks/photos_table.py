@@ -42,6 +42,7 @@ READS: dict[str, dict[str, dict[str, Any]]] = {  # texts of an image in a step, 
         "": {"chunks": 8, "max_sentences_per_chunk": 1},
     },
     "grains": {"": {"captions": "whole", "sentences": 5}},
+    "both": {"flickr8k": FIVE, "": {"captions": "whole", "sentences": 2}},
 }
 
 
@@ -58,6 +59,8 @@ class Row(NamedTuple):
 ROWS = {
     "clip": Row("clip", {"scale": 20}, tries={
         "model.scale": (20, 14.3, 50), "train.optimizer.weight_decay": (0.05, 0.2, 0.5)}),
+    "mosaic": Row("mosaic", {"scale": 20}, "both", {
+        "model.whole": (0.3, 0.5, 0.15), "model.temperature": (0.05, 0.03, 0.1)}),
     "maxsim": Row("maxsim", {"scale": 20}, tries={
         "model.sharpness": (10, 30, None), "model.coarse": (0.1, 0, 1)}),
     "beta_clip": Row("beta_clip", {"scale": 20}, "grains", {
@@ -78,8 +81,6 @@ ROWS = {
         "model.bias": (-5, -10, -2), "model.scale": (10, 20, 5)}),
     "vse": Row("vse", {}, "one", {
         "model.margin": (0.2, 0.1, 0.3), "model.hardest_after": (None, 0, "never")}),
-    "scan": Row("scan", {}, "one", {
-        "model.lambda_softmax": (9, 4, 20), "model.lambda_lse": (6, 3, None)}),
     "clip_one": Row("clip", {"scale": 20}, "one", like="clip"),
     "clip_sentences": Row("clip", {"scale": 20, "scoring": "sentences"}, like="clip"),
     "random": Row("clip", {"image": SCRATCH | {"size": 130, "patch": 26}, "dropout": 0,

@@ -174,6 +174,7 @@ class Chunking(Config):
     """How a text is split into chunks outside training."""
 
     splitter: Mode = "rules"
+    whole: bool = False  # no chunks: the whole text is the first part, and its sentences are the others
 
 
 @lru_cache(maxsize=4096)
@@ -267,12 +268,15 @@ def encode_parts(
     """Tokenize texts into at most `parts` parts of `context` tokens; the rest is truncated and counted.
 
     parts     1: each text is one part; more: its first sentences
-    chunking  each text becomes exactly `parts` chunks of its sentences instead
+    chunking  each text becomes exactly `parts` chunks of its sentences instead, or its whole and then its
+              sentences; a text of one sentence is one part
     """
-    if chunking is not None:
+    if chunking is not None and not chunking.whole:
         split = [balanced_chunks(text, parts, chunking) for text in texts]
     else:
         split = [(split_sentences(text) if parts > 1 else []) or [text] for text in texts]
+    if chunking is not None and chunking.whole:
+        split = [[text] * (len(own) > 1) + own for text, own in zip(texts, split, strict=True)]
     return encode_split(tokenizer, split, context, parts)
 
 

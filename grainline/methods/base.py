@@ -2,8 +2,8 @@
 
 `Method` is a plain dual encoder: two towers, scored by the cosine of their vectors. Only `loss` has no
 default. Of the optional verbs, `before_gather` and `precompute` have defaults too; the others belong to
-protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention`, `HasTokenGroups`, and
-`SelectsPatches` in `nn/patch_selection/selector.py`.
+protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention`, `HasTokenGroups`,
+`FitsImages`, and `SelectsPatches` in `nn/patch_selection/selector.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -212,6 +212,14 @@ class HasTokenGroups(Protocol):
         The weights of a real token sum to 1; those of padding are 0. Groups that a text does not use come
         last and have weight 0.
         """
+
+
+@runtime_checkable
+class FitsImages(Protocol):
+    """A method with numbers that images give it before the first step, and that do not learn."""
+
+    def fit(self, images: Images) -> None:
+        """Find them, where there are none yet. images: some of the training data, whatever the batches"""
 
 
 def dot(images: Encoded, texts: Encoded) -> Tensor:

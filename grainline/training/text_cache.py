@@ -65,7 +65,8 @@ def cached_texts(
     method, texts = model.method.to(device).eval(), recipe.data.texts
     tower: Any = method.get_submodule(name)
     encoder = text_fingerprint(side, tower, model.tokenizer)
-    whole = texts.captions == "whole" and texts.per_image > 0 and method.parts == 1
+    reads_whole = method.parts == 1 or (method.chunking is not None and method.chunking.whole)
+    whole = texts.captions == "whole" and texts.per_image > 0 and reads_whole
     kind, out = place(TEXTS, source, encoder, method.context, texts.splitter, whole)
     settings = {"encoder": encoder, "width": tower.width}
     choose, read = partial(_texts_of, splitter=texts.splitter, whole=whole), text_reader(model, tower)

@@ -1,0 +1,56 @@
+"""Visual words: a fixed vocabulary of image tokens, and how often each of its words is seen in an image.
+
+A bag of visual words (Sivic & Zisserman, ICCV 2003) with soft assignments (van Gemert et al., TPAMI 2010)
+over the tokens of a pretrained encoder. The vocabulary is a spherical k-means of tokens of some training
+images (`fit`). It does not learn with the model, but what an encoder gives for it may.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from grainline.nn.pooling import unit
+from grainline.types import full
+
+ROUNDS = 3  # of k-means; after two, more change little
+
+
+class VisualWords(nn.Module):
+    """Soft assignments of tokens to visual words."""
+
+    centre: Tensor
+    words: Tensor
+
+    def __init__(self, number: int, width: int, temperature: float) -> None:
+        """number of words, width of tokens, temperature of the softmax over cosines"""
+        super().__init__()
+        self.temperature = temperature
+        self.register_buffer("centre", torch.zeros(width))  # the mean token
+        self.register_buffer("words", torch.zeros(number, width))  # of unit length; 0 before `fit`
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The share of each word in each token: [..., W] -> [..., K], rows sum to 1
+
+        softmax over k of cos(token - centre, words[k]) / temperature
+        """
+        with torch.autocast(tokens.device.type, enabled=False):  # 8 bits of a cosine / 0.05 are too few
+            cosine = unit(full(tokens) - self.centre) @ self.words.T
+            return (cosine / self.temperature).softmax(-1)
+
+    @torch.no_grad()
+    def fit(self, tokens: Tensor) -> None:
+        """Find the words among tokens [R, W] by spherical k-means; the same tokens give the same words.
+
+        Raises ValueError for fewer tokens than words.
+        """
+        number = len(self.words)
+        if len(tokens) < number:
+            raise ValueError(f"{len(tokens)} image tokens are too few for {number} visual words")
+        self.centre.copy_(tokens.mean(0))
+        x = unit(tokens - self.centre)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:number]
+        words = x[order.to(x.device)]
+        for _ in range(ROUNDS):
+            nearest = torch.cat([(part @ words.T).argmax(1) for part in x.split(4096)])
+            sums = torch.zeros_like(words).index_add_(0, nearest, x)
+            words = torch.where(sums.any(1, keepdim=True), unit(sums), words)  # a word without tokens stays
+        self.words.copy_(words)
