@@ -65,6 +65,11 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
         ("text.groups=3", "text.later=1", "text.form=minimal", "mean=captions", "learns_scale=true"),
     ),
     "tgt-baseline": ("tgt", ("reconstruction=0", "text.causal=false", "text.pool=mean")),
+    "mosaic": ("mosaic", ("visual_words=8", "dropout=0.2")),
+    "mosaic-places": (
+        "mosaic",
+        ("places=true", "visual_words=0", "roots=false", "hidden=0", "whole=0", "sentences=4"),
+    ),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),
 }
 FEW = ("keep_ratio=0.75", "aggregation_ratio=0.7")  # of four patches three stay, as two tokens

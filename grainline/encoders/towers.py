@@ -1,5 +1,6 @@
 """Two encoders and the projections of both into one shared space: the trunk of every dual-encoder method."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -282,8 +283,15 @@ def flat_parts(texts: Texts) -> tuple[Tensor, Tensor]:
     return ids.gather(1, order), mask.gather(1, order)
 
 
-def read_parts(towers: Towers, texts: Texts, max_parts: int | None = None) -> tuple[Tensor, Tensor]:
+def read_parts(
+    towers: Towers,
+    texts: Texts,
+    max_parts: int | None = None,
+    more: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Every part of every text, encoded by itself: [M, S, D] not of unit length, 0 for padding; [M, S] bool.
+
+    more  of ids, mask [U, L] and summaries [U, W]: what stands behind the vectors [U, D] of distinct parts
 
     Parts that several texts share are encoded once. ValueError for a text of more than `max_parts` parts.
     """
@@ -296,7 +304,10 @@ def read_parts(towers: Towers, texts: Texts, max_parts: int | None = None) -> tu
     ids = texts.ids.flatten(0, 1)[first]
     real = texts.mask.flatten(0, 1)[first]
     with equal_texts(ids, real):
-        vector = full(towers.to_text(towers.text(ids, real).pooled))
+        pooled = towers.text(ids, real).pooled
+        vector = full(towers.to_text(pooled))
+        if more is not None:
+            vector = torch.cat([vector, more(ids, real, pooled)], -1)
     vector = vector[back].unflatten(0, mask.shape)
     return vector.masked_fill(~mask[..., None], 0.0), mask
 

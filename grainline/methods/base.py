@@ -2,8 +2,8 @@
 
 `Method` is a plain dual encoder: two towers, scored by the cosine of their vectors. Only `loss` has no
 default. Of the optional verbs, `before_gather` and `precompute` have defaults too; the others belong to
-protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention`, `HasTokenGroups`,
-`FitsImages`, and `SelectsPatches` in `nn/patch_selection/selector.py`.
+protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention`, `HasTokenGroups`, and
+`SelectsPatches` in `nn/patch_selection/selector.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -69,6 +69,9 @@ class Method(ABC, nn.Module):
 
     blockwise: bool = False
     """Whether `score` goes over pairs in blocks, and holds no more of a pair than its score."""
+
+    first_images: int = 0
+    """How many training images `fit` reads before the first step."""
 
     def __init__(self, cfg: TowersConfig) -> None:
         super().__init__()
@@ -139,6 +142,10 @@ class Method(ABC, nn.Module):
         size = mean_pool(images.tokens, images.mask).vector[:, None] if self.averaged else images.tokens
         tokens = images.tokens / size.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         return einsum("nld,nd->nl", tokens, texts.vector).masked_fill(~images.mask, 0.0)
+
+    def fit(self, images: Images) -> None:
+        """Find, before the first step, what training images give and what does not learn, where it is not
+        there yet."""
 
     def before_gather(self, local: Pair) -> Pair:
         """Computed in training from local images and texts, before rows are gathered.
@@ -212,14 +219,6 @@ class HasTokenGroups(Protocol):
         The weights of a real token sum to 1; those of padding are 0. Groups that a text does not use come
         last and have weight 0.
         """
-
-
-@runtime_checkable
-class FitsImages(Protocol):
-    """A method with numbers that images give it before the first step, and that do not learn."""
-
-    def fit(self, images: Images) -> None:
-        """Find them, where there are none yet. images: some of the training data, whatever the batches"""
 
 
 def dot(images: Encoded, texts: Encoded) -> Tensor:

@@ -9,25 +9,32 @@ The method that grainline recommends, and its own. In four steps:
   4. cross-entropy both ways over cosines, as in CLIP.
 
 The score is the cosine of two vectors, so that an index by vector is exact. Image tokens are what each cell
-adds to the vector, so that heat is the share of each cell in the score. What was tried and did not help is in
-docs/LOG.md, ablations are in docs/methods/mosaic.md.
+adds to the vector, so that heat is the share of each cell in the score.
+
+With `places`, for encoders that learn from scratch, sentences find places among the cells as in MaxSim, and
+how two places of a sentence lie to each other is scored too (`methods/relations.py`). The beginnings and ends
+of sentences learn to find an image that has them. Relations learn on top of sentences: in one loss, places
+became a shortcut, and colours and shapes were learnt far later (docs/LOG.md).
 """
 
-from typing import ClassVar
+from functools import partial
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from grainline.data.texts import Chunking
-from grainline.encoders.towers import Projection, TowersConfig, read_parts
+from grainline.encoders.towers import Projection, TowersConfig, distinct_rows, read_parts
+from grainline.errors import UserError
 from grainline.losses.contrastive import both_ways
 from grainline.methods.base import Method, dot
+from grainline.methods.maxsim import late_heat, late_score
+from grainline.methods.relations import Relations, relation_score
 from grainline.methods.shared import LogitScale
 from grainline.nn.hashing import Dropout
 from grainline.nn.pooling import unit
 from grainline.nn.visual_words import VisualWords
-from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, full, rows
+from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, full, rows, same_image
 
 
 class MosaicConfig(TowersConfig):
@@ -41,45 +48,69 @@ class MosaicConfig(TowersConfig):
     sentences: int = Field(32, gt=1)  # of a text at most
     scale: float | None = Field(None, gt=0)  # at the start; None: that of the checkpoint, else 1 / 0.07
     max_scale: float | None = Field(100.0, gt=1)  # None: no bound
+    places: bool = False  # sentences find places among the cells, and relations between these are scored
+    sharpness: float = Field(10.0, gt=0)  # of the softmax over cells; this and what follows are for places
+    coarse: float = Field(0.1, ge=0)  # weight of the loss over vectors
+    phrases: float = Field(0.5, ge=0)  # weight of the loss over beginnings and ends of sentences
+    wait: float = Field(0.0, ge=0)  # epochs before relations learn: places that are not found teach nothing
 
-    learns_tokens: ClassVar[bool] = True
+    @property
+    def reads_tokens(self) -> bool:
+        return self.places or self.visual_words > 0
 
 
 class Mosaic(Method):
-    """Dual encoder of visual words and of sentences."""
+    """Dual encoder of visual words and of sentences; with places, of sentences and relations."""
 
     config_class = MosaicConfig
+    cfg: MosaicConfig
     reads_words = False
     new_parameters = ("towers.to_text.more",)
 
     def __init__(self, cfg: MosaicConfig) -> None:
         super().__init__(cfg)
         towers = self.towers
-        self.parts, self.chunking = 1 + cfg.sentences, Chunking(whole=True)
-        self.whole, self.roots = cfg.whole, cfg.roots
-        self.mean_of_cells, self.averaged = cfg.averaged, True
+        self.parts = cfg.sentences + (cfg.whole > 0)
+        self.chunking = Chunking(whole=True) if cfg.whole else None
+        self.own_cells, self.averaged = cfg.averaged or cfg.places, not cfg.places
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
         self.visual_words: VisualWords | None = None
         if cfg.visual_words:
             self.visual_words = VisualWords(cfg.visual_words, towers.image.width, cfg.temperature)
             self.from_words = Projection(cfg.visual_words, towers.space, cfg.dropout)
             nn.init.zeros_(self.from_words.weight)  # the vector begins as that of the encoder
+            self.first_images = 256
         if cfg.hidden and isinstance(towers.to_text, Projection):
             towers.to_text = ProjectionAndMore(towers.to_text, cfg.hidden)
+        self.relations: Relations | None = None
+        if cfg.places:
+            if self.grid is None:
+                raise ValueError("places are those of a grid, and image tokens of this encoder have none")
+            self.relations = Relations(self.grid, towers.text.width, towers.space)
+            self.place_sharpness = LogitScale(12.0, None)
+            self.pairwise, self.gathers = True, ("vector", "tokens", "mask", "item", "image")
 
     def fit(self, images: Images) -> None:
-        """Find the visual words among the cells of some training images, before the first step."""
-        if self.visual_words is not None and not self.visual_words.words.any():
-            parts = (rows(images, slice(i, i + 32)) for i in range(0, len(images.image), 32))
-            read = map(self.towers.image_tokens, parts)
-            self.visual_words.fit(torch.cat([self._rooted(full(x.patches)[x.real()]) for x in read]))
+        """Find the visual words among the cells of some training images. UserError where that cannot be."""
+        if self.visual_words is None or self.visual_words.words.any():
+            return
+        parts = (rows(images, slice(i, i + 32)) for i in range(0, len(images.image), 32))
+        with torch.no_grad():
+            cells = torch.cat([full(x.patches)[x.real()] for x in map(self.towers.image_tokens, parts)])
+        if self.cfg.roots and (least := float(cells.min())) < 0:
+            wrong = f"a cell of this image encoder is {least:.3g}, and has no square root"
+            raise UserError(f"{wrong}: set model.roots=false")
+        if len(cells) < len(self.visual_words.words):
+            wrong = f"{len(images.image)} training images have {len(cells)} cells"
+            number = len(self.visual_words.words)
+            raise UserError(f"{wrong}, fewer than the {number} of model.visual_words: set it to a fourth")
+        self.visual_words.fit(self._rooted(cells))
 
     def encode_images(self, images: Images) -> Encoded:
-        """tokens: what each cell adds to the vector, whose mean it is; none in training"""
+        """tokens: what each cell adds to the vector, whose mean it is; with places at length 1"""
         read = self.towers.image_tokens(images)
-        cells, mask = full(read.patches), read.real()
-        pooled = full(read.pooled)
-        gain = gain_of_root(pooled) if self.roots else torch.ones_like(pooled)
+        cells, mask, pooled = full(read.patches), read.real(), full(read.pooled)
+        gain = gain_of_root(pooled) if self.cfg.roots else torch.ones_like(pooled)
         vector = full(self.towers.to_image(pooled * gain))
         seen = None
         if self.visual_words is not None:
@@ -87,31 +118,102 @@ class Mosaic(Method):
             histogram = mean(seen, mask)
             seen_gain = gain_of_root(histogram)
             vector = vector + full(self.from_words(histogram * seen_gain))
-        if self.training:
+        if self.training and not self.cfg.places:
             tokens = cells.new_zeros(len(cells), 0, vector.shape[1])
             return Encoded(unit(vector), tokens, mask[:, :0], images.image, images.image)
-        whole = self.towers.to_image((cells if self.mean_of_cells else pooled[:, None]) * gain[:, None])
+        whole = self.towers.to_image((cells if self.own_cells else pooled[:, None]) * gain[:, None])
         tokens = full(whole).expand(-1, cells.shape[1], -1)
         if seen is not None:
             tokens = tokens + full(self.from_words(seen * seen_gain[:, None]))
-        tokens = tokens.masked_fill(~mask[..., None], 0.0)
+        tokens = (unit(tokens) if self.cfg.places else tokens).masked_fill(~mask[..., None], 0.0)
         return Encoded(unit(vector), tokens, mask, images.image, images.image, None, read.places)
 
     def _rooted(self, cells: Tensor) -> Tensor:
-        return cells.clamp(min=0).sqrt() if self.roots else cells
+        return cells.clamp(min=0).sqrt() if self.cfg.roots else cells
 
     def encode_texts(self, texts: Texts) -> Encoded:
-        """tokens: one for each sentence, at length 1, behind a masked one for the whole of several"""
-        parts, mask = read_parts(self.towers, texts)
-        parts = unit(parts)
-        mask = mask.clone()
-        mask[:, 0] &= ~mask[:, 1:].any(1)  # the whole of a text of several sentences is none of them
-        vector = torch.lerp(mean(parts, mask), parts[:, 0], self.whole)
-        return Encoded(unit(vector), parts, mask, texts.item, texts.image)
+        """tokens: one for each sentence, at length 1, behind a masked one for the whole of several
 
-    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:  # noqa: ARG002
-        scale = self.scale()
-        return both_ways(lambda images, texts: scale * dot(images, texts), local, gathered)
+        With places its looks (`Relations`) stand behind the vector of a sentence: [M, S, 3 D + R + 3].
+        """
+        more = None if self.relations is None else partial(self.relations.read, self.towers)
+        parts, mask = read_parts(self.towers, texts, more=more)
+        parts, looks = parts.tensor_split([self.towers.space], -1)
+        parts, mask = unit(parts), mask.clone()
+        vector = mean(parts, mask)
+        if self.cfg.whole:
+            mask[:, 0] &= ~mask[:, 1:].any(1)  # the whole of a text of several sentences is none of them
+            vector = torch.lerp(mean(parts, mask), parts[:, 0], self.cfg.whole)
+        return Encoded(unit(vector), torch.cat([parts, looks], -1), mask, texts.item, texts.image)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        if self.relations is None:
+            return dot(images, texts)
+        return self._sentences(images, texts) + self._relations(images, texts)
+
+    def _sentences(self, images: Encoded, texts: Encoded) -> Tensor:
+        own = texts.tokens[..., : self.towers.space]
+        return late_score(images.tokens, images.mask, own, texts.mask, self.cfg.sharpness)
+
+    def _relations(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The score of relations. Its gradient stops at cells, sentences, beginnings and ends."""
+        assert self.relations is not None
+        own, packed = texts.tokens.tensor_split([self.towers.space], -1)
+        looks = self.relations.looks(packed)
+        sides = images.tokens.detach(), images.mask, own.detach(), texts.mask
+        looks = looks._replace(ends=looks.ends.detach())
+        return relation_score(*sides, looks, self.relations.features, self.place_sharpness())
+
+    def loss(self, local: Pair, gathered: Pair, clock: Clock) -> dict[str, Term]:
+        scale, cfg = self.scale(), self.cfg
+        if self.relations is None:
+            return both_ways(lambda images, texts: scale * dot(images, texts), local, gathered)
+        scores: list[Tensor] = []  # of sentences, which relations learn on top of
+
+        def sentences(images: Encoded, texts: Encoded) -> Tensor:
+            scores.append(self._sentences(images, texts))
+            return scale * scores[-1]
+
+        fine = both_ways(sentences, local, gathered)
+        plain = both_ways(lambda images, texts: scale * dot(images, texts), local, gathered, cfg.coarse)
+
+        def whole(images: Encoded, texts: Encoded) -> Tensor:
+            return scale.detach() * (scores.pop(0).detach() + self._relations(images, texts))
+
+        both = both_ways(whole, local, gathered, float(clock.epoch >= cfg.wait))
+        terms = fine | {f"coarse {name}": term for name, term in plain.items()}
+        terms |= {f"relation {name}": term for name, term in both.items()}
+        return terms | {"phrases": Term(cfg.phrases, self._phrases(gathered, scale.detach()))}
+
+    def _phrases(self, both: Pair, scale: Tensor) -> Tensor:
+        """The mean over the distinct beginnings and ends of the sentences of captions, u, of
+
+            -log sum over images n that have u of softmax(scale * score(., u))[n],
+
+        with `score` that of a sentence. An image has what any of its captions has.
+        """
+        assert self.relations is not None
+        images, texts = both
+        own = (texts.mask & (texts.image >= 0)[:, None]).nonzero()  # text and sentence
+        looks = self.relations.looks(texts.tokens[..., self.towers.space :][own[:, 0], own[:, 1]])
+        first, back = distinct_rows(looks.key.flatten()[:, None])
+        phrases = looks.ends.flatten(0, 1)[first][:, None]  # [U, 1, D]
+        real = torch.ones_like(phrases[..., 0], dtype=torch.bool)
+        score = late_score(images.tokens, images.mask, phrases, real, self.cfg.sharpness)
+        has = same_image(images, texts).to(score)[:, own[:, 0].repeat_interleave(2)]  # [N, 2 * sentences]
+        has = torch.zeros_like(score).index_add_(1, back, has) > 0
+        score = (scale * score).masked_fill(images.item[:, None] < 0, -torch.inf)
+        return -score.log_softmax(0).masked_fill(~has, -torch.inf).logsumexp(0).mean()
+
+    def heat(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The share of every cell in the score of its row, without that of relations.
+
+        The mean of the map is the score; with places rows sum to it.
+        """
+        if self.relations is None:
+            return super().heat(images, texts)
+        own = texts.tokens[..., : self.towers.space]
+        return late_heat(images.tokens, images.mask, own, texts.mask, self.cfg.sharpness)
 
 
 class ProjectionAndMore(Projection):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grainline.data.batches import Batch, CorruptStats, load_batches
-from grainline.data.dataset import Batches, TrainSet
+from grainline.data.batches import Batch, CorruptStats, collate, load_batches
+from grainline.data.dataset import Batches, Draw, TrainSet
 from grainline.distributed import (
     all_gather_objects,
     all_reduce_max,
@@ -85,6 +85,11 @@ def train_loop(run: Run, device: torch.device, resume: Path | None) -> Path:
     Under torchrun every process calls it; the result is that of one process with the same global batch.
     After SIGINT or SIGTERM to any process, all finish the current step, save a checkpoint and raise Stopped.
     """
+    if number := min(run.method.first_images if resume is None else 0, len(run.data)):
+        # at even distances, the same for all processes
+        samples = [run.data[Draw(i, 0, i * len(run.data) // number)] for i in range(number)]
+        run.method.to(device).eval().fit(to(collate(samples).images, device))
+        broadcast_buffers(run.method)
     return _Training(run, device).run(resume)
 
 

@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from grainline.data.batches import collate
-from grainline.data.dataset import Draw, TrainSet, phrase_provider
+from grainline.data.dataset import TrainSet, phrase_provider
 from grainline.data.formats.joined import remarks
 from grainline.data.open_source import register
-from grainline.distributed import barrier, broadcast_buffers, rank
+from grainline.distributed import barrier, rank
 from grainline.errors import UserError, amount, checked, path_of
-from grainline.methods.base import FitsImages, Method
 from grainline.stop import Stopped
 from grainline.training import checkpoint as checkpoints
 from grainline.training.cached import make_crop
@@ -27,9 +25,6 @@ from grainline.training.parallel import process_group, spare_core
 from grainline.training.recipe import Recipe, field_of, open_recipe, with_descriptions
 from grainline.training.report import REPORT_FILE, Validator, write_report
 from grainline.training.text_cache import cached_texts
-from grainline.types import to
-
-FIRST_IMAGES = 256  # that a method may read before the first step
 
 
 @checked(recipe="data go by data=")
@@ -129,8 +124,6 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
         )  # fmt: skip
         notes = *remarks(described), *settings_notes, *_announce(train_set, method, device)
         texts = cached_texts(recipe, described, model, device)
-        if resume_from is None and isinstance(method, FitsImages):
-            fit_images(method, train_set, device)
         paths = *recipe.data.paths, *recipe.data.validation
         job = Run(
             out, method, train_set, recipe.train, recipe.data.workers, recipe.data.max_corrupt, validator,
@@ -146,18 +139,6 @@ def _run(recipe: Recipe, out: Path, resume: bool, checkpoint: str | None, callba
             raise
         _report(job, recipe, validator, "")
         return last
-
-
-def fit_images(method: Method, data: TrainSet, device: torch.device) -> None:
-    """Show a method, before the first step, images at even distances in the data; the same on all processes.
-
-    They give the same numbers however many processes there are, and the first one's are those of all.
-    """
-    number = min(FIRST_IMAGES, len(data))
-    samples = [data[Draw(i, 0, i * len(data) // number)] for i in range(number)]
-    assert isinstance(method, FitsImages)
-    method.to(device).eval().fit(to(collate(samples).images, device))
-    broadcast_buffers(method)
 
 
 def _announce(data: TrainSet, method: torch.nn.Module, device: torch.device) -> list[str]:
