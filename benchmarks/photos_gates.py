@@ -28,10 +28,10 @@ JOINED = {  # beside captions some of them joined, each text read as one
 }  # fmt: skip
 TUNED = {"model.text.tune": "all", "model.text.rate": 0.05, "train.max_steps": 460}
 SETTINGS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "cached": ("photos/starter", {}),
-    "frozen": ("photos/starter", VIEWS | {"train.max_steps": 1000}),
-    "text": ("photos/starter", VIEWS | TUNED),
-    "text_joined": ("photos/starter", VIEWS | TUNED | JOINED),
+    "cached": ("clip/starter", {}),
+    "frozen": ("clip/starter", VIEWS | {"train.max_steps": 1000}),
+    "text": ("clip/starter", VIEWS | TUNED),
+    "text_joined": ("clip/starter", VIEWS | TUNED | JOINED),
     "both": ("photos/starter_tuned", {}),
     "both_joined": ("photos/starter_tuned", JOINED),
 }

@@ -90,10 +90,9 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command; half is signa
     arguments = {"model": model, "data": data, "captions": captions, "scoring": scoring}
     others = vectors is not None or scores is not None
     _refuse_missing(suite, others, pairs, arguments)
-    if batch_size < 1 or seed < 0 or not 0 <= max_corrupt <= 1:
-        numbers = f"batch_size is {batch_size}, seed {seed}, max_corrupt {max_corrupt}"
-        raise UserError(f"{numbers}; they must be at least 1, at least 0, and 0 to 1")
-    settings = Settings(suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory)
+    settings = Settings(
+        suite.choose_captions(captions), batch_size, max_corrupt, seed, memory=memory
+    ).checked()
     earlier = None if compare_to is None else read_earlier(str(compare_to), suite)
     name = str((model.run or IN_MEMORY) if isinstance(model, Model) else model)
     if not others:

@@ -91,8 +91,11 @@ def compare(  # noqa: PLR0913 - each is an option of the command; half is signat
     suites = _suites(_several(suite), changes)
     modes = _modes(suites, _several(captions))
     facts = _all_facts([path for some in paths.values() for path in some], descriptions)
+    for name, some in paths.items():
+        if len(methods := {facts[path].entrant.facts.get("method", "vectors") for path in some}) > 1:
+            raise UserError(f"{name} has runs of {', '.join(sorted(methods))}; seeds are runs of one method")
     size = max(one.size for one in facts.values()) or None  # of drawn images: the same for all models
-    settings = Settings(None, batch_size, max_corrupt, seed, memory=memory)
+    settings = Settings(None, batch_size, max_corrupt, seed, memory=memory).checked()
     sources = _sources(data, images, size)
     tasks = [
         Task(name, source, fingerprint, one, settings._replace(captions=mode))

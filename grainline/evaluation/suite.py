@@ -50,6 +50,13 @@ class Settings(NamedTuple):
     level: float = 0.95  # of the intervals
     memory: int = MEMORY  # bytes of a tile of scores
 
+    def checked(self) -> "Settings":
+        """The same settings. Raises UserError for numbers that cannot be."""
+        if self.batch_size < 1 or self.seed < 0 or not 0 <= self.max_corrupt <= 1:
+            numbers = f"batch_size is {self.batch_size}, seed {self.seed}, max_corrupt {self.max_corrupt}"
+            raise UserError(f"{numbers}; they must be at least 1, at least 0, and 0 to 1")
+        return self
+
     @property
     def bootstrap(self) -> dict[str, Any]:
         """The arguments of `intervals.replicates` that all metrics share."""

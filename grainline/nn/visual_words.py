@@ -32,9 +32,7 @@ class VisualWords(nn.Module):
 
         softmax over k of cos(token - centre, words[k]) / temperature
         """
-        with torch.autocast(tokens.device.type, enabled=False):  # 8 bits of a cosine / 0.05 are too few
-            cosine = unit(full(tokens) - self.centre) @ self.words.T
-            return (cosine / self.temperature).softmax(-1)
+        return (full(unit(tokens - self.centre) @ self.words.T) / self.temperature).softmax(-1)
 
     @torch.no_grad()
     def fit(self, tokens: Tensor) -> None:
