@@ -373,7 +373,10 @@ def test_ctrl_c_ends_with_130_and_a_hint(trained: Path, capsys: Capture, monkeyp
 
     monkeypatch.setattr("grainline.evaluation.evaluate_model.load", stopped)
     assert call("evaluate", trained, "--data", "scenes:dev?count=4") == 130
-    assert "interrupted; to continue a training: grainline train RUN --resume" in capsys.readouterr().err
+    assert (
+        "interrupted; to go on: grainline train RUN --resume, or the same comparison again"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_model_may_be_named_from_inside_its_folder(model: Path, monkeypatch: Patch) -> None:

@@ -285,6 +285,7 @@ def test_what_a_model_cannot_do_is_a_cell_with_its_reason(capsys: pytest.Capture
         (("a", "b", "--data", DATA, "--captions", "eech"), "did you mean each"),
         (("a", "n=b", "n=c", "--data", DATA), "have the same name, n"),
         (("a", "b=b,b", "--data", DATA), "names a run twice"),
+        (("x=a,c", "--data", DATA), "seeds are runs of one method"),
         (("a", "--data", DATA, "--suite", "cola", "probes", "--set", "resize=squash"), "SUITE.resize=squash"),
         (("a", "b"), "cannot read"),
         (("a",), "models need data"),

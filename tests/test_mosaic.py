@@ -124,7 +124,7 @@ def test_a_fit_says_what_does_not_go() -> None:
     images, _ = batch()
     with pytest.raises(UserError, match=r"a cell of this image encoder is -.*set model.roots=false"):
         mosaic_unfitted("roots=true").fit(images)
-    with pytest.raises(UserError, match="4 training images have 16 cells, fewer than the 17"):
+    with pytest.raises(UserError, match=r"fewer than the 17 visual words: set model.visual_words=4$"):
         mosaic_unfitted("roots=false", "visual_words=17").fit(images)
     method = mosaic_unfitted("roots=false")
     assert method.first_images > len(images.image)
@@ -265,11 +265,11 @@ def test_the_loss_of_phrases_is_the_loop_of_its_docstring() -> None:
                 for end in method.relations.looks(both.texts.tokens[m, s, WIDTH:][None, None]).ends[0, 0]:
                     owners.setdefault(tuple(end.tolist()), set()).add(image)
     losses = []
-    for phrase, found in owners.items():
+    for phrase, images_with in owners.items():
         query = torch.tensor(phrase)[None, None]
         real = torch.ones(1, 1, dtype=torch.bool)
         score = 7 * late_score(both.images.tokens, both.images.mask, query, real, 10.0)[:, 0].double()
-        losses.append(-math.log(sum(score.softmax(0)[n] for n in found)))
-    assert any(len(found) > 1 for found in owners.values())
+        losses.append(-math.log(sum(score.softmax(0)[n] for n in images_with)))
+    assert any(len(one) > 1 for one in owners.values())
     value = method._phrases(both, torch.tensor(7.0))
     assert float(value) == pytest.approx(sum(losses) / len(losses), rel=1e-4)

@@ -125,7 +125,7 @@ def test_a_second_interrupt_ends_at_once(
     out = tmp_path / "run"
     assert call("train", recipe(tmp_path), "--out", out, "--set", "train.save_every=2") == 130
     assert (
-        "grainline: interrupted; to continue a training: grainline train RUN --resume"
+        "grainline: interrupted; to go on: grainline train RUN --resume, or the same comparison again"
         in capsys.readouterr().err
     )
     good = latest(out)

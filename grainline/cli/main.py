@@ -253,7 +253,10 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer makes this of Ctrl-C by itself, and returns it
-        print("grainline: interrupted; to continue a training: grainline train RUN --resume", file=sys.stderr)
+        print(
+            "grainline: interrupted; to go on: grainline train RUN --resume, or the same comparison again",
+            file=sys.stderr,
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 

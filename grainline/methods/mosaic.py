@@ -103,7 +103,9 @@ class Mosaic(Method):
         if len(cells) < len(self.visual_words.words):
             wrong = f"{len(images.image)} training images have {len(cells)} cells"
             number = len(self.visual_words.words)
-            raise UserError(f"{wrong}, fewer than the {number} of model.visual_words: set it to a fourth")
+            raise UserError(
+                f"{wrong}, fewer than the {number} visual words: set model.visual_words={len(cells) // 4}"
+            )
         self.visual_words.fit(self._rooted(cells))
 
     def encode_images(self, images: Images) -> Encoded:
@@ -112,19 +114,19 @@ class Mosaic(Method):
         cells, mask, pooled = full(read.patches), read.real(), full(read.pooled)
         gain = gain_of_root(pooled) if self.cfg.roots else torch.ones_like(pooled)
         vector = full(self.towers.to_image(pooled * gain))
-        seen = None
+        shares = None
         if self.visual_words is not None:
-            seen = self.visual_words(self._rooted(cells))
-            histogram = mean(seen, mask)
-            seen_gain = gain_of_root(histogram)
-            vector = vector + full(self.from_words(histogram * seen_gain))
+            shares = self.visual_words(self._rooted(cells))
+            histogram = mean(shares, mask)
+            word_gain = gain_of_root(histogram)
+            vector = vector + full(self.from_words(histogram * word_gain))
         if self.training and not self.cfg.places:
             tokens = cells.new_zeros(len(cells), 0, vector.shape[1])
             return Encoded(unit(vector), tokens, mask[:, :0], images.image, images.image)
         whole = self.towers.to_image((cells if self.own_cells else pooled[:, None]) * gain[:, None])
         tokens = full(whole).expand(-1, cells.shape[1], -1)
-        if seen is not None:
-            tokens = tokens + full(self.from_words(seen * seen_gain[:, None]))
+        if shares is not None:
+            tokens = tokens + full(self.from_words(shares * word_gain[:, None]))
         tokens = (unit(tokens) if self.cfg.places else tokens).masked_fill(~mask[..., None], 0.0)
         return Encoded(unit(vector), tokens, mask, images.image, images.image, None, read.places)
 
