@@ -196,7 +196,6 @@ def test_no_command_imports_what_a_folder_names(
     file = run / "recipe.yaml"
     commands = [
         ("evaluate", run, "--data", data, "--captions", "first", "--json", "result.json"),
-        ("evaluate", run, "--data", data, "--captions", "first", "--suite", "transfer"),
         ("evaluate", run, "--data", data, "--captions", "first", "--compare-to", run / "result.json"),
         ("encode", run, data, "--out", "vectors"),
         ("show", run, photo, "--text", "A dog.", "--out", "a.png"),
