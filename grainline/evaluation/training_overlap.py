@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -54,10 +53,7 @@ def overlaps_of(
             except (OSError, ValueError, TypeError):  # not there, or damaged
                 say(f"copies of images in {name} and the training data of {model.name}")
                 both = overlap(trained, source)
-                counts = {
-                    "could not be read": both.skipped,
-                    "compared by bytes alone": both.unlike,
-                }
+                counts = {"could not be read": both.skipped, "compared by bytes alone": both.unlike}
                 unread = "; ".join(f"{amount(n, 'image')} {what}" for what, n in counts.items() if n)
                 images, exact, near = both.tested, len(both.exact), len(both.near)
                 write_text(place, json.dumps([images, exact, near, unread]))
@@ -67,7 +63,10 @@ def overlaps_of(
 
 
 def training_of(model: str) -> Training:
-    """The data that the recipe of a run names, and those of the runs before it (`init_from`)."""
+    """The data that the recipe of a run names, and those of the runs before it (`init_from`).
+
+    Raises UserError for data of a kind that is not known, or that are not there any more.
+    """
     data: list[tuple[str, str | None]] = []
     unknown: list[str] = []
     visited: list[str] = []
@@ -77,7 +76,7 @@ def training_of(model: str) -> Training:
         recipe = recipe_of(name)
         own = recipe.get("data") or {}
         images = own.get("images")
-        data += [(path, images if images and _takes(path) else None) for path in own.get("paths") or ()]
+        data += [(path, images if images and takes_images(path) else None) for path in own.get("paths") or ()]
         config = recipe.get("model")
         sides = [config, *config.values()] if isinstance(config, dict) else []
         unknown += [side["pretrained"] for side in sides if isinstance(side, dict) and side.get("pretrained")]
@@ -85,10 +84,3 @@ def training_of(model: str) -> Training:
         unknown += [] if recipe else [name]
         name = recipe.get("init_from")
     return Training(tuple(data), tuple(dict.fromkeys(unknown)))
-
-
-def _takes(path: str) -> bool:
-    """Whether a path names images in a folder; one that is not there any more fails when it is opened."""
-    with suppress(UserError):
-        return takes_images(path)
-    return False
