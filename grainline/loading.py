@@ -4,13 +4,14 @@ A run folder gives its last weights, with `train.ema` their average; its file la
 that were averaged. A checkpoint of others is loaded without conversion.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from grainline.build import Description, build, method_config, read_description, scored, start
-from grainline.config import require_model_name, trusting
+from grainline.config import read_yaml, require_model_name, trusting
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.tokenizers.tokenizer_files import read_tokenizer
 from grainline.encoders.pretrained import kind_of, load_pretrained
@@ -135,3 +136,11 @@ def find_run(path: str | Path) -> tuple[Path, Path] | None:
     if weights is None or (place != home and weights != folder):
         raise UserError(f"{place} holds no weights yet; training writes its first ones to checkpoints/")
     return home, weights
+
+
+def recipe_of(path: str) -> dict[str, Any]:
+    """The recipe of a run, or of weights inside one; {} where none can be read."""
+    with suppress(UserError, OSError):
+        run = find_run(path) if path else None
+        return {} if run is None else read_yaml(run[0] / "recipe.yaml")
+    return {}

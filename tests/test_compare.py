@@ -10,6 +10,7 @@ import pytest
 from indexes import photo, saved, tiny_model
 from runs import call, complaint
 from safetensors.torch import load_file
+from test_check import blocks
 
 import grainline
 from grainline.errors import UserError
@@ -19,6 +20,7 @@ from grainline.evaluation.comparison_statistics import holm, judged, places, ran
 from grainline.evaluation.paper_numbers import published
 from grainline.evaluation.result import read
 from grainline.evaluation.suite import MetricSamples
+from grainline.evaluation.training_overlap import training_of
 from grainline.methods.base import Method
 from grainline.types import Images
 
@@ -189,6 +191,33 @@ def test_images_of_the_training_data_are_counted_once() -> None:
     assert sum("copies of images" in line for line in lines) == 1
     next(Path("x.results").glob("overlap-*")).write_text("[1]")
     assert not run("a", "b", "c", json="x.json", skip_overlap=True).overlaps
+
+
+@pytest.mark.usefixtures("_models")
+def test_data_of_earlier_runs_count_and_what_is_not_known_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seeds in (("x", (0, 1, 2, 6)), ("y", range(2, 7))):  # 2 is smaller in y, 6 the same file
+        Path(name).mkdir()
+        for i in seeds:
+            blocks(i).resize((160, 120) if (name, i) == ("y", 2) else (320, 240)).save(f"{name}/{i}.png")
+            Path(name, f"{i}.txt").write_text(f"Rectangles {i}.")
+    recipes: dict[str, Any] = {
+        "a": {
+            "data": {"paths": [DATA], "images": "x"},
+            "init_from": "b",
+            "average": {"d": 0.5, "its start": 0.5},
+        },
+        "b": {"data": {"paths": ["x"]}, "init_from": "c", "model": {"text": {"pretrained": "x/clip"}}},
+        "c": {"data": {"paths": []}, "init_from": "a"},
+    }
+    for name, recipe in recipes.items():
+        Path(name, "recipe.yaml").write_text(json.dumps(recipe))
+    assert training_of("a") == (((DATA, None), ("x", None)), ("d", "x/clip"))
+    monkeypatch.setattr("grainline.data.overlap.LIMIT", 3)
+    result = run("a", data="y").overlaps
+    assert result == (
+        Overlaps("a", "y", 5, 1, 1, "not known: the data of d, x/clip; 1 image compared by bytes alone"),
+    )
+    assert training_of("nowhere/at/all") == ((), ("nowhere/at/all",))
 
 
 def gain(value: float, p: float, unit: str = "%", seeds: tuple[float, ...] = ()) -> Gain:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from grainline.encoders.pretrained import load_pretrained
-from grainline.evaluation.suites.transfer import training_of
+from grainline.evaluation.training_overlap import training_of
 from grainline.loading import load
 
 SMALL = (
@@ -417,7 +417,7 @@ def test_a_soup_has_equal_shares_and_says_everywhere_what_it_is_of(
     result = tmp_path / "result.json"
     assert call("evaluate", tmp_path / "soup", "--data", "scenes:dev?count=6", "--json", result) == 0
     assert f"the weights are {named}" in json.loads(result.read_text())["notes"]
-    assert [one.path for one in training_of(str(tmp_path / "soup")).data] == ["scenes:train?count=18"]
+    assert training_of(str(tmp_path / "soup")).data == (("scenes:train?count=18", None),)
     capsys.readouterr()
 
 

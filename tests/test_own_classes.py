@@ -196,8 +196,8 @@ def test_no_command_imports_what_a_folder_names(
     file = run / "recipe.yaml"
     commands = [
         ("evaluate", run, "--data", data, "--captions", "first", "--json", "result.json"),
-        ("evaluate", run, "--data", data, "--captions", "first", "--suite", "transfer"),
         ("evaluate", run, "--data", data, "--captions", "first", "--compare-to", run / "result.json"),
+        ("compare", run, "--data", data, "--captions", "first", "--json", "compared.json"),
         ("encode", run, data, "--out", "vectors"),
         ("show", run, photo, "--text", "A dog.", "--out", "a.png"),
         ("index", "build", stranger / "photos", "--out", "index", "--model", run),

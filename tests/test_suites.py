@@ -23,7 +23,6 @@ from grainline.evaluation.result import Result, read, write
 from grainline.evaluation.score import Cosine
 from grainline.evaluation.suite import Settings, load_suite, suite_class, suite_of
 from grainline.evaluation.suites.grouped import CLUSTERINGS
-from grainline.evaluation.suites.transfer import Named, Training
 from grainline.model import Model
 
 Capture = pytest.CaptureFixture[str]
@@ -59,8 +58,6 @@ def source_of(name: str, folder: Path) -> Any:
 def measured(name: str, folder: Path, seed: int = 0, batch: int = 8) -> Evaluation:
     suite: Any = load_suite(name)
     model, source = model_of(name, seed), source_of(name, folder)
-    if name == "transfer":
-        suite.training = Training("run", (Named("scenes:train?count=3&size=32", None, "run"),), ())
     data = suite.encode(model, source, SETTINGS._replace(batch_size=batch))
     result = suite.measure(model.method, data, SETTINGS)
     return Evaluation(

@@ -38,6 +38,5 @@ SUITES: dict[str, str] = {
     "inactivity": "grainline.evaluation.suites.inactivity:InactivitySuite",
     "phrases": "grainline.evaluation.suites.phrases:PhrasesSuite",
     "long-retrieval": "grainline.evaluation.suites.long_retrieval:LongRetrievalSuite",
-    "transfer": "grainline.evaluation.suites.transfer:TransferSuite",
 }
 """Name -> `module:Class`, imported when the suite is used. A new suite is one line here."""

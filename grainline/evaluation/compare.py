@@ -6,11 +6,10 @@ then cancels, and the interval of the difference is narrower than those of its t
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grainline.config import flatten, read_yaml
+from grainline.config import flatten
 from grainline.errors import UserError, amount, checked, shorten_words
 from grainline.evaluation.result import (
     DECIMALS,
@@ -24,7 +23,7 @@ from grainline.evaluation.result import (
 )
 from grainline.evaluation.statistics import from_replicates
 from grainline.evaluation.suite import Suite, metrics_of, settings_of, suite_of
-from grainline.loading import find_run
+from grainline.loading import recipe_of
 
 FIELDS = 6  # of two recipes are named in a note
 MODEL = ("model", "method", "weights", "step", "fingerprint", "scoring")  # settings that identify a model
@@ -135,7 +134,7 @@ def with_comparison(after: Result, before: Result, path: str) -> Result:
 
 def other_recipe(after: Result, before: Result) -> tuple[str, ...]:
     """A note on the fields in which the recipes of two runs differ; none where one is not at hand."""
-    ours, theirs = (_recipe(str(result.settings.get("model", ""))) for result in (after, before))
+    ours, theirs = (flatten(recipe_of(str(result.settings.get("model", "")))) for result in (after, before))
     if not (ours and theirs):
         return ()
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
@@ -146,14 +145,6 @@ def other_recipe(after: Result, before: Result) -> tuple[str, ...]:
     fields = [f"{name} {a} (before {b})" for name, (a, b) in zip(names, values, strict=False)]
     more = f" and {len(names) - FIELDS} more fields" if len(names) > FIELDS else ""
     return (f"the recipes differ in {', '.join(fields)}{more}",) if names else ("the recipes are the same",)
-
-
-def _recipe(model: str) -> dict[str, Any]:
-    """The fields of the recipe of a run, which may be named by weights inside it; {} without one."""
-    with suppress(UserError, OSError):
-        run = find_run(Path(model)) if model else None
-        return {} if run is None else flatten(read_yaml(run[0] / "recipe.yaml"))
-    return {}
 
 
 def _refuse_empty(result: Result, where: str) -> None:

@@ -151,7 +151,6 @@ def _reduced(model: Model, suites: Sequence[Suite[Any]]) -> Callable[[Encoded], 
 
 def _of_model(model: Model, path: str, meter: Meter, task: Task, describe: Describe, step: Step) -> Result:
     suite, source = task.suite, task.source
-    suite.open_run(path)
     meter.start()
     with meter:
         data = suite.encode(model, source, task.settings, describe(model, path), step)

@@ -29,7 +29,7 @@ from grainline.report.case import Case, CaseImage, Panel, Row, cases_html
 from grainline.report.page import LARGE, MissingImage, Section, hint, render
 
 Describe = Callable[[Any, str], Any]  # a model and its path: the `Descriptions` that it reads, or None
-SUITES = "retrieval", "long-retrieval", "transfer"  # whose texts look for their image
+SUITES = "retrieval", "long-retrieval"  # whose texts look for their image
 EXAMPLES = 3  # of two models, each way, where models are few
 MOST = 24  # of all models
 SIDE = 288  # pixels of the longer side of an image: two stand side by side

@@ -95,8 +95,6 @@ def evaluate(  # noqa: PLR0913 - each is an option of the command; half is signa
     ).checked()
     earlier = None if compare_to is None else read_earlier(str(compare_to), suite)
     name = str((model.run or IN_MEMORY) if isinstance(model, Model) else model)
-    if not others:
-        suite.open_run(name)
     for path in (json, html):
         if path:
             writable(Path(path))

@@ -7,10 +7,9 @@ collected data. A suite of one's own is a subclass in any module, named `module:
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from inspect import isabstract
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
-from pydantic import BeforeValidator
 
 from grainline.config import Config, load_class, override, parse, trusting
 from grainline.data.descriptions import Descriptions
@@ -31,11 +30,6 @@ MAX_CORRUPT = 0.02  # share of the samples that may be skipped, unless another o
 _OUTSIDE: dict[str, "type[Suite[Any]]"] = {}  # classes that `suite_class` imported by `module:Class`
 
 O = TypeVar("O", bound=Config)  # noqa: E741 - the options of a suite
-Strings = Annotated[
-    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
-]
-"""The type of an option that takes one text or a list of them."""
-
 ZERO_WIDTH = "an interval of width zero means that all outcomes were alike, not that the value is certain"
 
 
@@ -122,9 +116,6 @@ class Suite(ABC, Generic[O]):
     def __init__(self, options: O | None = None) -> None:
         """Raises UserError for files in the options that cannot be used."""
         self.options: O = cast(O, self.Options()) if options is None else options
-
-    def open_run(self, path: str) -> None:
-        """Read files of the run at the path of the model, before it is loaded."""
 
     def check(self, model: Model, source: Source) -> None:
         """Raise UserError where model or source lack a need. The default refuses captions without images."""

@@ -15,6 +15,5 @@ regions         What the suites of regions share; sums, means and IoU of boxes.
 retrieval       Retrieval both ways, fold by fold: ranks as outcomes, and metrics from ranks.
 similarity      How alike an image looks to its own texts; retrieval in a gallery made from own captions.
 stability       How much does a sentence that has nothing to do with the image change a score?
-transfer        Retrieval on a set that the model was not trained on.
 zeroshot        Classification by prompts: is the class of an image the one whose prompts fit it best?
 """
