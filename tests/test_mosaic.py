@@ -1,10 +1,14 @@
 """Mosaic: vectors, visual words, relations and phrases against loops, and what its parts promise."""
 
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from make import WIDTH, batch, build
+from runs import call, recipe
+from safetensors.torch import load_file
 from torch import Tensor
 
 from grainline.data.texts import Chunking, encode_parts
@@ -141,6 +145,21 @@ def mosaic_unfitted(*changes: str) -> Mosaic:
     method = build("mosaic", *changes)
     assert isinstance(method, Mosaic)
     return method
+
+
+def test_a_run_finds_its_words_once_and_goes_on_as_if_it_never_stopped(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    sizes = "model.visual_words=8", "model.roots=false", "train.max_steps=4"
+    assert call("train", recipe(tmp_path, "mosaic"), "--out", out, "--set", *sizes) == 0
+    before = load_file(out / "last" / "model.safetensors")
+    words = load_file(out / "checkpoints" / "step-00000002" / "model.safetensors")["visual_words.words"]
+    assert words.any()
+    shutil.rmtree(out / "checkpoints" / "step-00000004")
+    assert call("train", out, "--resume") == 0
+    after = load_file(out / "last" / "model.safetensors")
+    assert torch.equal(words, after["visual_words.words"])
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def slow_attention(patches: Tensor, real: Tensor, query: Tensor) -> list[Tensor]:

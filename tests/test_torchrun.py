@@ -23,6 +23,12 @@ CASES = {
         "train.grad_cache_chunk=3",
         "train.global_batch_size=12",
     ),
+    "words of images": (
+        "method=mosaic",
+        "model.visual_words=8",
+        "model.roots=false",
+        "train.max_steps=2",
+    ),
     "sharded": (
         "train.max_steps=4",
         "train.fsdp=true",
