@@ -32,7 +32,6 @@ from grainline.errors import UserError, checked, path_of
 from grainline.hub import fingerprint
 from grainline.methods.base import Method
 from grainline.methods.heat import heat_of, heat_overlay, mask_of, over_image, read_area, token_heat
-from grainline.nn.quantization import Precision, quantize
 from grainline.progress import in_order, progress
 from grainline.types import (
     Encoded,
@@ -113,9 +112,9 @@ class Model:
         _moved(self.method, device)
         return self
 
-    @checked(inputs="", images="", texts="", precision="")
+    @checked(inputs="", images="", texts="")
     @torch.no_grad()
-    def encode(  # noqa: PLR0913 - those of sentence-transformers; half is signature and docstring
+    def encode(
         self,
         inputs: Any = None,
         /,
@@ -126,7 +125,6 @@ class Model:
         show_progress_bar: bool = False,
         convert_to_numpy: bool = False,
         convert_to_tensor: bool = False,
-        precision: Precision = "float32",
         device: str | torch.device | None = None,
     ) -> Any:
         """Embeddings of images or of texts: an `Encoded` with vectors [N, D] and tokens [N, L, D].
@@ -139,8 +137,6 @@ class Model:
         batch_size         images or texts encoded at a time; None: 64, or what the model was made with
         convert_to_numpy   return the vectors alone, as an array [N, D]; [D] of a single input
         convert_to_tensor  the same as a tensor on the device of the model
-        precision          of the vectors, without which `convert_to_numpy` is meant: float32, bfloat16
-                           (tensors only), int8, uint8, binary, ubinary (`nn.quantization.quantize`)
         device             another device than that of the model
 
         Rows are numbered from 0. Raises UserError for a file that is no image.
@@ -151,7 +147,9 @@ class Model:
             images, texts = (inputs, None) if are_images(inputs) else (None, inputs)
         if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
-        bare = _vectors_alone(convert_to_numpy, convert_to_tensor, precision)
+        if convert_to_numpy and convert_to_tensor:
+            raise UserError("give convert_to_numpy or convert_to_tensor, not both")
+        bare = convert_to_numpy or convert_to_tensor
         home, own = self.device, device in (None, self.device, str(self.device))
         method = self.method if own else _moved(copy.deepcopy(self.method), device)
         size, truncated = batch_size or self.batch, list[bool]()
@@ -177,8 +175,7 @@ class Model:
         both = concat(parts)
         _refuse_not_finite(both, unit)
         if bare:
-            vectors = quantize(both.vector, precision)
-            vectors = vectors[0] if single else vectors
+            vectors = both.vector[0] if single else both.vector
             return vectors if convert_to_tensor else vectors.cpu().numpy()
         ids = torch.arange(len(both.vector), device=home)
         both = both._replace(item=ids, image=ids if images is not None else torch.full_like(ids, -1))
@@ -443,15 +440,6 @@ def _refuse_not_finite(encoded: Encoded, unit: str) -> None:
     if wrong:
         which = f"{len(wrong)} of {len(tokens)} {unit}, the first is number {wrong[0] + 1}"
         raise UserError(f"the model gives NaN or infinite numbers for {which}")
-
-
-def _vectors_alone(as_numpy: bool, as_tensor: bool, precision: str) -> bool:
-    """Whether `encode` returns vectors alone. UserError for forms that do not go together."""
-    if as_numpy and as_tensor:
-        raise UserError("give convert_to_numpy or convert_to_tensor, not both")
-    if precision == "bfloat16" and not as_tensor:
-        raise UserError("numpy has no bfloat16; give convert_to_tensor=True with it")
-    return as_numpy or as_tensor or precision != "float32"
 
 
 def _encoder(config: Any) -> str:
