@@ -470,7 +470,7 @@ FAULTS = [
           "weight = torch.ones_like(there).to(x.dtype)[:, None]"),
     Fault("losses/hide.py _principal", "test_himo.py::test_losses_of_the_specification",
           "principal parts keep their length",
-          "F.normalize(principal.rows, dim=-1) if cfg.unit else principal.rows", "found.rows"),
+          "F.normalize(parts.rows, dim=-1) if cfg.unit else parts.rows", "parts.rows"),
     Fault("losses/hide.py _principal",
           "test_himo.py::test_a_foil_has_no_part_in_the_basis_nor_in_the_loss_over_principal_parts",
           "foils join the loss over principal parts", "item=side.item.masked_fill(~real, -1)",

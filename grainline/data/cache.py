@@ -215,9 +215,8 @@ class CachedRows:
         }
         for name, words in wrong.items():
             if stored[name] != model[name]:
-                raise UserError(
-                    f"data.{kind.name}: those in {folder} {words}; {kind.again}, or leave them out"
-                )
+                where = f"data.{kind.name}: those in {folder}"
+                raise UserError(f"{where} {words}; {kind.again}, or leave them out")
 
     def open(self, row: tuple[int, ...]) -> None:
         """Open the rows, which have this shape. Raises UserError where they do not."""

@@ -99,19 +99,14 @@ class CheckReport:
         return [keys for keys in self.images.values() if len(keys) > 1]
 
     @property
-    def same_caption(self) -> int:
-        """How many captions stand at more than one image."""
-        return sum(len(images) > 1 for images in self.images_of.values())
-
-    @property
     def remarks(self) -> list[str]:
         """The remarks of the source when it was opened, and others that a user should know."""
         where = f"in {amount(len(self.misplaced), 'image')}: {some(self.misplaced)}"
-        scripts = (
-            f"{amount(self.foreign, 'caption')} in other scripts than Latin: phrases by rules are English"
-        )
         out = [f"regions without a place, {where}"] if self.misplaced else []
-        return [*self._remarks, *out, *([scripts] if self.foreign else [])]
+        if self.foreign:
+            captions = amount(self.foreign, "caption")
+            out.append(f"{captions} in other scripts than Latin: phrases by rules are English")
+        return [*self._remarks, *out]
 
 
 def check(
@@ -143,7 +138,8 @@ def usable(report: CheckReport, max_corrupt: float) -> bool:
 def suggestions(report: CheckReport) -> list[str]:
     """Advice for the user, in words."""
     corrupt, read = report.corrupt, report.checked
-    share, near, same = corrupt / max(1, read), len(report.near_copies), report.same_caption
+    share, near = corrupt / max(1, read), len(report.near_copies)
+    same = sum(len(images) > 1 for images in report.images_of.values())
     copies = sum(len(keys) - 1 for keys in report.same_image)
     words, side = (report.spread("words") or (0,) * 5)[3], (report.spread("short_side") or (128,) * 5)[2]
     single = report.spread("sentences")[2:3] in [(0,), (1,)] and report.spread("captions")[2:3] == (1,)

@@ -212,10 +212,8 @@ class TrainSet(Dataset[Sample]):
             return self._chunks(record, rng)
         cfg = self.cfg
         pairs = foil_pairs(record, cfg, rng)
-        plain = [
-            crop_words(choose_text(record, cfg, rng), cfg.word_crop, rng)
-            for _ in range(cfg.per_image - min(1, len(pairs)))
-        ]
+        others = range(cfg.per_image - min(1, len(pairs)))
+        plain = [crop_words(choose_text(record, cfg, rng), cfg.word_crop, rng) for _ in others]
         captions = [pairs[0].true, *plain] if pairs else plain
         single: list[str] = []
         phrases: list[str] = []

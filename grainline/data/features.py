@@ -98,9 +98,8 @@ class CachedFeatures(CachedRows, Crop):
         if not self.keys[index]:
             raise CorruptSample(Cause.CORRUPT_IMAGE, f"{record.key} (it has no features in {self.folder})")
         view, first = int(draws[0] * self.views), None if self.tokens else 1
-        return torch.from_numpy(
-            self.row(index, record.key, first, view, self.kind.content(record)).astype(np.float16)
-        )
+        row = self.row(index, record.key, first, view, self.kind.content(record))
+        return torch.from_numpy(row.astype(np.float16))
 
 
 def cached_features(

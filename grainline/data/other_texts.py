@@ -6,6 +6,7 @@ model was trained on stands in the recipe of its run; where no recipe says so, b
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,10 +61,9 @@ def _of_source(path: str) -> list[str]:
         texts: Sequence[str] = read_lines(path)
     else:
         texts = _captions(open_source(path, size=32, allow_bare=True, trust_code=True))
-    some = (
-        [texts[i * len(texts) // NULL_TEXTS] for i in range(NULL_TEXTS)] if len(texts) > NULL_TEXTS else texts
-    )
-    parts = [sentences(text) for text in some]
+    if len(texts) > NULL_TEXTS:
+        texts = [texts[i * len(texts) // NULL_TEXTS] for i in range(NULL_TEXTS)]
+    parts = [sentences(text) for text in texts]
     return [one[i % len(one)].text for i, one in enumerate(parts) if one]
 
 
@@ -71,10 +71,8 @@ def _captions(source: Source) -> list[str]:
     """Texts of at most twice as many records as are needed. Corrupt samples are left out."""
     texts = []
     for i in range(0, len(source), max(1, len(source) // (2 * NULL_TEXTS))):
-        try:
+        with suppress(CorruptSample):
             texts.append(source[i].whole)
-        except CorruptSample:
-            continue
     return [text for text in texts if text.strip()]
 
 

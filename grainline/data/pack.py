@@ -68,7 +68,11 @@ def pack(
         return (as_line(writer.shard(tar)) for tar in range(done, number))
 
     _, resumed = complete(log, expected, lambda path: _check(path, expected), lines, number, None)
-    return _result(log, resumed)
+    rows = list(_lines(log))
+    skipped = sum((Counter(row["skipped"]) for row in rows), Counter[str]())
+    first = [place for row in rows for place in row["first"]][:NAMED]
+    counts = {"tar": sum(row["bytes"] > 0 for row in rows), "sample": sum(row["samples"] for row in rows)}
+    return Written(counts, dict(skipped), resumed, "tar", tuple(first))
 
 
 class _Writer:
@@ -158,11 +162,3 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield {"bytes": 0, "samples": 0, "skipped": {}, "first": (), **json.loads(line)}
             except (ValueError, TypeError):
                 raise UserError(f"{path}: line {number + 2} cannot be read; delete it and the tars") from None
-
-
-def _result(log: Path, resumed: int) -> Written:
-    lines = list(_lines(log))
-    skipped = sum((Counter(line["skipped"]) for line in lines), Counter[str]())
-    first = [place for line in lines for place in line["first"]][:NAMED]
-    counts = {"tar": sum(line["bytes"] > 0 for line in lines), "sample": sum(x["samples"] for x in lines)}
-    return Written(counts, dict(skipped), resumed, "tar", tuple(first))

@@ -308,9 +308,8 @@ def fields_text(texts: Any) -> Iterator[str]:
     if isinstance(texts, str):
         yield texts
     elif isinstance(texts, Mapping):
-        yield from fields_text(
-            [x for one in texts.items() if isinstance(one[1], str | list | tuple) for x in one]
-        )
+        for name, value in texts.items():
+            yield from fields_text([name, value] if isinstance(value, str | list | tuple) else [])
     elif isinstance(texts, list | tuple):
         for text in texts:
             yield from fields_text(text)

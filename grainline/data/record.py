@@ -149,9 +149,8 @@ def misplaced(record: Record, size: tuple[int, int]) -> str:
         if box is not None and not (box[0] < size[0] and box[1] < size[1] and box[2] > 0 and box[3] > 0):
             return f"{region.phrase}: its box is outside {place}"
         if mask is not None and mask.shape != size[::-1]:
-            return (
-                f"{region.phrase}: its mask of {mask.shape[1]} x {mask.shape[0]} pixels does not fit {place}"
-            )
+            own = f"its mask of {mask.shape[1]} x {mask.shape[0]} pixels"
+            return f"{region.phrase}: {own} does not fit {place}"
         if span is not None and not 0 <= span[1] < span[2] <= len(texts.get(span[0], "")):
             return f"{region.phrase}: no text at {shorten_words(span[0])} {span[1]} to {span[2]}"
     return ""

@@ -69,9 +69,8 @@ class CropConfig(Config):
     def _ordered(self) -> "CropConfig":
         for name, (low, high), most in (("scale", self.scale, 1), ("ratio", self.ratio, 100)):
             if not 0 < low <= high <= most:
-                raise ValueError(
-                    f"{name} {(low, high)} must be two numbers in order, above 0, at most {most}"
-                )
+                limits = f"in order, above 0, at most {most}"
+                raise ValueError(f"{name} {(low, high)} must be two numbers {limits}")
         return self
 
 
@@ -108,8 +107,7 @@ class TrainTransform(Crop):
 class EvalTransform:
     """The square of an image in evaluation, always the same, exactly as Pillow resizes.
 
-    resize  "crop": short side to `size`, then the middle (CLIP); "squash": the whole image to size x size
-            (SigLIP)
+    resize  "crop": short side to `size`, then the middle (CLIP); "squash": all of it to size x size (SigLIP)
     filter  one of Pillow's, by its name in lower case
     margin  the image is resized to so many times `size` first, and the middle cut out
     patches  of a model that reads images of any shape; the square only shows the image

@@ -329,10 +329,7 @@ def standard(score: np.ndarray, mask: np.ndarray | None = None) -> Standard:
 def sentence_level(score: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
     """The level of each sentence: the mean of its top LEVEL_SHARE of scores, two at least: [P]
 
-    0 for fewer than MIN_IMAGES images.
-
-    score  [B, P] of the background
-    mask   [B, P] bool, scores that count; all if None
+    score, mask  [B, P] as for `standard`; 0 for fewer than MIN_IMAGES images
 
     >>> sentence_level(np.arange(20.0)[:, None]).tolist()
     [17.5]

@@ -17,6 +17,7 @@ removed rows; rows that are not in it are compared one by one.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
@@ -168,10 +169,8 @@ def open_candidates(folder: Path, segments: Sequence[Segment]) -> CandidateSearc
         return Inverted(inverted, segments)
     exact = Exact([one.arrays[VECTORS].whole() for one in segments], [one.live for one in segments])
     if number > EXACT:
-        exact.note = (
-            f"all {number:,} images were compared one by one; with FAISS (pip install 'grainline[search]') "
-            f"`grainline index refresh {folder}` makes it faster"
-        )
+        faster = f"(pip install 'grainline[search]') `grainline index refresh {folder}` makes it faster"
+        exact.note = f"all {number:,} images were compared one by one; with FAISS {faster}"
     return exact
 
 
@@ -198,10 +197,8 @@ def read_inverted(folder: Path) -> InvertedFile | None:
     """The newest inverted file without damage; None if there is none."""
     for _ in range(2):  # a writer may have replaced it by a newer one since its name was read
         for path in _folders(folder / ANN):
-            try:
+            with suppress(Corrupt):
                 return _read(path)
-            except Corrupt:
-                continue
     return None
 
 

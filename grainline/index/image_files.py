@@ -63,10 +63,8 @@ def relative(root: Path, path: str | Path) -> str:
     if _real(absolute) == root:
         return "."
     below = Path(os.path.normpath(root / path))
-    for whole in (
-        _real(absolute.parent) / absolute.name,
-        below,
-    ):  # a link at the end is checked when it is read
+    # a link at the end is checked when it is read
+    for whole in (_real(absolute.parent) / absolute.name, below):
         if whole.is_relative_to(root):
             return whole.relative_to(root).as_posix()
     raise UserError(f"{path} lies outside {root}, the folder of this index")

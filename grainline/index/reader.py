@@ -188,7 +188,6 @@ def model_of(
             raise UserError(f"index {folder} was made with a model in memory; name its folder with --model")
         model, which = load(path, device=device), f"the model {path}"
     if fingerprint(model) != manifest.model_id.fingerprint:
-        raise UserError(
-            f"index {folder} was made with other weights than {which} has now; name it with --model"
-        )
+        wrong = f"index {folder} was made with other weights than {which} has now"
+        raise UserError(f"{wrong}; name it with --model")
     return model

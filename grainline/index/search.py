@@ -132,7 +132,7 @@ class Index:
         for parts, spread, pair in zip(split, spreads, self._candidates(encoded, k, options), strict=True):
             one = len(parts) == 1
             null = self.reader.null_sentence_scores if one else self.reader.calibration.best(len(parts))
-            hits_of.append(self._hits(*pair, null, k, options, spread))
+            hits_of.append(self._hits(*pair, null, k, options.level, spread))
         if options.sentences or options.heat:
             self._add_sentences(hits_of, split, spreads, options)
         notes, out = self.notes() + (self._sentence_notes(options) if options.sentences else ()), []
@@ -158,7 +158,7 @@ class Index:
             hits = []
             if len(row):
                 score = self.reader.take(VECTORS, row).astype(np.float64) @ vectors[i].astype(np.float64)
-                hits = self._hits(row, score, self.reader.null_image_scores, k, options, plain)
+                hits = self._hits(row, score, self.reader.null_image_scores, k, options.level, plain)
             query = image.image if isinstance(image, Described) else image
             name = str(query) if isinstance(query, str | Path) else f"image {i}"
             out.append(QueryHits(name, tuple(hits), self.notes(texts=False)))
@@ -197,13 +197,7 @@ class Index:
         return torch.cat(parts).double().cpu().numpy()
 
     def _hits(
-        self,
-        numbers: np.ndarray,
-        score: np.ndarray,
-        null: np.ndarray,
-        k: int,
-        options: Options,
-        spread: Standard,
+        self, numbers: np.ndarray, score: np.ndarray, null: np.ndarray, k: int, level: float, spread: Standard
     ) -> list[Hit]:
         """The k best hits. numbers, score: candidates [K]
 
@@ -213,7 +207,7 @@ class Index:
         order = np.lexsort((numbers, -score))[:k]
         hits = []
         for i, p in zip(order, p_value(null, spread.apply(score[order])).tolist(), strict=True):
-            match: Match = "sure" if p <= options.level else "none"
+            match: Match = "sure" if p <= level else "none"
             hits.append(Hit(self.reader.rows[numbers[i]].path, float(score[i]), p, match))
         return hits
 
@@ -262,10 +256,8 @@ class Index:
         """Limits of the verdicts on sentences."""
         power = self._power(options)
         if power is None:
-            return (
-                "the calibration texts have no images, so no sentence gets the verdict 'does not'; build "
-                "with --calibration-texts DATA that has images with captions",
-            )
+            why = "the calibration texts have no images, so no sentence gets the verdict 'does not'"
+            return (f"{why}; build with --calibration-texts DATA that has images with captions",)
         few = len(self) < MIN_IMAGES  # `notes` says so
         return ("this model is too weak to judge single sentences",) if power < MIN_POWER and not few else ()
 

@@ -20,11 +20,7 @@ from grainline.errors import UserError, checked, path_of
 from grainline.files import LOCK, one_writer, temporary_path, writing
 from grainline.hub import fingerprint
 from grainline.index import store
-from grainline.index.calibration import (
-    encode_calibration,
-    gather_texts,
-    write_calibration,
-)
+from grainline.index.calibration import encode_calibration, gather_texts, write_calibration
 from grainline.index.image_files import (
     expand_paths,
     images_below,
@@ -98,9 +94,8 @@ def build(
         if calibration_texts is not None and not fresh:
             known, texts = writer.calibration_texts, gather_texts(calibration_texts)
             if known.texts != texts.texts:
-                raise UserError(
-                    f"{folder} keeps its texts of {known.source}; for {texts.source} choose another --out"
-                )
+                other = f"for {texts.source} choose another --out"
+                raise UserError(f"{folder} keeps its texts of {known.source}; {other}")
         if exclude and tuple(exclude) != manifest.exclude:
             writer.put(manifest._replace(exclude=tuple(exclude)))
         return Update(writer, descriptions, progress).all_images(full=False)

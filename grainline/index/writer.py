@@ -125,9 +125,8 @@ class Writer:
         for start in range(0, len(where), self.chunk):
             block = where[start : start + self.chunk]
             arrays = {name: self._take(name, block) for name in self.segments[0].arrays}
-            manifest = self._append(
-                manifest, [self.segments[i].rows[row] for i, row in block.tolist()], arrays
-            )
+            rows = [self.segments[i].rows[row] for i, row in block.tolist()]
+            manifest = self._append(manifest, rows, arrays)
         self.put(manifest)
         with writing(self.folder, store.AGAIN):
             store.clear(self.folder, self.manifest)

@@ -126,10 +126,7 @@ class PooledNegatives(Score):
 
 
 class Repeated(Score):
-    """Inner products of rows ([n, D], owner [n]) with columns ([M, D], owner [M], log of how often [M]).
-
-    Rows and columns of one owner are no pair.
-    """
+    """Products of rows ([n, D], owner) with columns of other owners ([M, D], owner, log of how often)."""
 
     def tile(self, rows: Parts, cols: Parts, shared: Parts) -> Tensor:  # noqa: ARG002
         (v, image), (t, owner, often) = rows, cols
@@ -167,18 +164,14 @@ def repeated_ce(
             published code
     size    [groups] images
 
-    With all texts and no owners the loss is higher by the log of the number of images, with the same
-    gradient.
+    With all texts and no owners the loss is higher by the log of the number of images; gradients are equal.
     """
     local, gathered = pairs.rows, pairs.cols
     group = gathered.group[again]
     often = (size[group.clamp(min=0)] - 1).to(scaled.dtype).log()
-    nobody = torch.full_like(gathered.image, NOBODY)
-    cols = (
-        torch.cat([others, others[again]]),
-        torch.cat([nobody, owner]),
-        torch.cat([often.new_zeros(len(others)), often]),
-    )
+    owner = torch.cat([torch.full_like(gathered.image, NOBODY), owner])
+    often = torch.cat([often.new_zeros(len(others)), often])
+    cols = torch.cat([others, others[again]]), owner, often
     shares = shares_of(local, gathered), torch.ones(len(others) + len(group), device=others.device)
     blocks = pairs._replace(cols=and_negatives(gathered, group))
     return pair_loss(Repeated(), SoftmaxLoss(False), (scaled, local.image), cols, blocks, shares=shares)[0]
@@ -244,12 +237,8 @@ def text_ids(gathered: Pair, group: int | None, padding: bool = False) -> RowIds
     places = max(1, len(images)) * slots
     index = torch.where(with_image, number * slots + slot, places)
     used = torch.zeros(places + 1, dtype=torch.bool, device=row.device).index_fill(0, index, True)
-    return RowIds(
-        ids,
-        image.masked_fill(~with_image, -1),
-        number.masked_fill(~(with_image | (empty & used[number * slots + slot])), -1),
-        row,
-    )
+    group_of = number.masked_fill(~(with_image | (empty & used[number * slots + slot])), -1)
+    return RowIds(ids, image.masked_fill(~with_image, -1), group_of, row)
 
 
 class PoolingTexts(NamedTuple):
@@ -262,10 +251,7 @@ class PoolingTexts(NamedTuple):
 def first_texts(
     gathered: Pair, group: int | None, padding: bool, sentences: int, phrases: int
 ) -> PoolingTexts:
-    """The caption of each image, and the first so many of its sentences and phrases: they pool others.
-
-    group, padding  as in `text_ids`
-    """
+    """The caption of each image, and its first sentences and phrases. group, padding: as in `text_ids`"""
     images, texts = gathered
     ids = text_ids(gathered, group, padding)
     limit = torch.zeros(LEVELS, dtype=torch.int64, device=texts.item.device)

@@ -353,19 +353,16 @@ def _local(image: Tensor, text: Tensor, image_ids: Ids, text_ids: Ids, gather: b
     n, m = (largest(len(x), x.device) if across else len(x) for x in (image, text))
     start = rank() if across else 0
     if text_ids is None and len(image) != len(text):
-        raise UserError(
-            f"{len(image)} images and {len(text)} texts: text_ids must say which image each text describes"
-        )
+        count = f"{len(image)} images and {len(text)} texts"
+        raise UserError(f"{count}: text_ids must say which image each text describes")
     rows = torch.arange(len(image), device=image.device)
     if text_ids is None:
         text_ids = rows if image_ids is None else image_ids
     _ids("text_ids", text_ids, len(text), -1)
     if image_ids is None:
         if int(text_ids.max()) >= len(image):
-            raise UserError(
-                f"text_ids has {int(text_ids.max())}, and there are {len(image)} images; without image_ids "
-                "they are rows of image"
-            )
+            wrong = f"text_ids has {int(text_ids.max())}, and there are {len(image)} images"
+            raise UserError(f"{wrong}; without image_ids they are rows of image")
         image_ids = rows + start * n
         text_ids = torch.where(text_ids < 0, text_ids, text_ids + start * n)
     _ids("image_ids", image_ids, len(image), 0)

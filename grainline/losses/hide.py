@@ -214,11 +214,9 @@ def _contrast(local: Pair, gathered: Pair, scale: Tensor, weight: float, cfg: Mo
 def _principal(side: Encoded, cfg: MoLo) -> tuple[Encoded, Principal]:
     """Equation 1: the principal parts of captions, or of images. Foils and padding become padding."""
     real = (side.item >= 0) & (side.image >= 0)
-    principal = principal_part(
-        side.vector, real, cfg.threshold, group=cfg.group, detach_basis=cfg.detach_basis
-    )
-    rows = F.normalize(principal.rows, dim=-1) if cfg.unit else principal.rows
-    return side._replace(vector=rows, item=side.item.masked_fill(~real, -1)), principal
+    parts = principal_part(side.vector, real, cfg.threshold, group=cfg.group, detach_basis=cfg.detach_basis)
+    rows = F.normalize(parts.rows, dim=-1) if cfg.unit else parts.rows
+    return side._replace(vector=rows, item=side.item.masked_fill(~real, -1)), parts
 
 
 def _statistics(principal: Principal) -> dict[str, Term]:

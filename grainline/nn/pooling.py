@@ -33,9 +33,8 @@ class AttentionPool(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Pooled:
         """x [N, L, W], mask [N, L] bool or None -> Pooled([N, W], [N, L] mean over heads)"""
         query = self.to_query(self.query).unflatten(0, (self.heads, -1))  # [heads, W/heads]
-        key, value = (
-            self.to_key_value(x).unflatten(-1, (2, self.heads, -1)).unbind(2)
-        )  # [N, L, heads, W/heads]
+        # [N, L, heads, W/heads]
+        key, value = self.to_key_value(x).unflatten(-1, (2, self.heads, -1)).unbind(2)
         fit = torch.einsum("hc,nlhc->nhl", query, key) * query.shape[-1] ** -0.5
         if mask is not None:
             fit = fit.masked_fill(~mask[:, None], -torch.inf)

@@ -109,9 +109,8 @@ class Predictor(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         hidden = max(1, width // 4)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, 1)
-        )
+        into, out = nn.Linear(width, hidden), nn.Linear(hidden, 1)
+        self.mlp = nn.Sequential(nn.LayerNorm(width), into, nn.GELU(), out)
 
     def forward(self, patches: Tensor) -> Tensor:
         out: Tensor = self.mlp(patches)[..., 0].sigmoid()

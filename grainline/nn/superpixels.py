@@ -36,11 +36,8 @@ def neighbour_of(label: Tensor, cell: int) -> Tensor:
 def label_of(neighbour: Tensor, cell: int) -> Tensor:
     """The labels of neighbours, the inverse of `neighbour_of`: [N, S, S] int64 -> [N, S, S] int64"""
     size, device = neighbour.shape[-1], neighbour.device
-    home, grid, step = (
-        torch.arange(size, device=device) // cell,
-        size // cell,
-        torch.arange(-1, 2, device=device),
-    )
+    grid = size // cell
+    home, step = torch.arange(size, device=device) // cell, torch.arange(-1, 2, device=device)
     return grid * home[:, None] + home + (grid * step[:, None] + step).flatten()[neighbour]
 
 

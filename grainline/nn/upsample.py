@@ -79,10 +79,8 @@ def place(heat: np.ndarray, floor: float = 0.0) -> str:
 
 def _ninth(heat: np.ndarray) -> str:
     """The ninth of the image in which the maximum of heat [H, W] lies."""
-    row, column = (
-        int(3 * (i + 0.5) / n)
-        for i, n in zip(np.unravel_index(heat.argmax(), heat.shape), heat.shape, strict=True)
-    )
+    place = np.unravel_index(heat.argmax(), heat.shape)
+    row, column = (int(3 * (i + 0.5) / n) for i, n in zip(place, heat.shape, strict=True))
     return PLACES[row][column]
 
 

@@ -199,10 +199,8 @@ class Engine:
             heat = index.heat(list(zip(rows, texts_of, strict=True)), grid)
         except UserError:  # changed just now
             raise HTTPException(*CHANGED) from None
-        squashed = index.model.transform.resize == "squash"
-        return [
-            heat_out(texts, one.double().numpy(), squashed) for texts, one in zip(texts_of, heat, strict=True)
-        ]
+        squashed, pairs = index.model.transform.resize == "squash", zip(texts_of, heat, strict=True)
+        return [heat_out(texts, one.double().numpy(), squashed) for texts, one in pairs]
 
 
 def _stamp(folder: Path) -> tuple[int, ...]:

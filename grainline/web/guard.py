@@ -179,10 +179,7 @@ class Decoders:
         self.own: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while it is in use
 
     async def run(self, client: str, read: Callable[[], bytes], work: Callable[..., Any], *args: Any) -> Any:
-        """The result of `work`, of this file, for the bytes from `read`; killed when this is cancelled.
-
-        Raises HTTPException.
-        """
+        """`work`, of this file, on bytes from `read`; killed when this is cancelled. Raises HTTPException."""
         own = self.own.setdefault(client, asyncio.Semaphore(self.of_one))
         async with own, self.all:
             data = await to_thread.run_sync(read)

@@ -103,9 +103,7 @@ class IndexOut(BaseModel):
     heat: bool = Field(description="Whether the model can show where sentences lie.")
     calibrated_texts: bool = Field(description="Whether `p` rests on texts given when it was built.")
     calibrated_images: bool = Field(description="Whether there are images enough for `p` to mean much.")
-    validated: str = Field(
-        description="That the model's run is near chance on its validation data, or empty."
-    )
+    validated: str = Field(description="That the model's run is near chance in its validation, or empty.")
     notes: list[str]
     samples: list[SampleOut] = Field(description="Some of its images, evenly spread.")
     examples: list[str] = Field(description="Texts to try, which have matches in it.")

@@ -59,10 +59,8 @@ HEADERS = 10.0  # seconds for the headers of a request, from the connection or t
 READING = 20.0  # seconds in which a client reads nothing of a response that waits for it
 FILES = 8192  # that may be open: connections, most of all
 QUEUE = 4096  # connections that wait to be accepted; a client without room there tries again after seconds
-ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": schema.Error}
-    for code in (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
-}
+CODES = (400, 403, 404, 408, 409, 410, 413, 415, 421, 422, 500, 503, 504)
+ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": schema.Error} for code in CODES}
 STATIC = Path(__file__).with_name("static")
 log = logging.getLogger(__name__)
 searches = logging.getLogger("grainline.web.searches")
@@ -106,10 +104,8 @@ class Server:
             responses=ERRORS,
             exception_handlers=dict.fromkeys(errors, respond),
         )
-        jpeg: dict[str, Any] = {
-            "response_class": Response,
-            "responses": {200: {"content": {"image/jpeg": {}}}},
-        }
+        content: dict[str, Any] = {"content": {"image/jpeg": {}}}
+        jpeg: dict[str, Any] = {"response_class": Response, "responses": {200: content}}
         app.post("/api/search")(self.search)
         app.post("/api/search/image")(self.search_image)
         app.post("/api/heat")(self.heat)
@@ -167,12 +163,8 @@ class Server:
         self, request: Request, name: schema.Name, side: Annotated[int, Query(ge=16, le=SIDE)] = SIDE
     ) -> Response:
         """An image of the index as a JPEG whose longer side has at most `side` pixels."""
-
-        def read() -> bytes:
-            return self.engine.now.read(name)[1]
-
         async with self._attended(request) as client:
-            body = await self.decoders.run(client, read, thumbnail, side)
+            body = await self.decoders.run(client, lambda: self.engine.now.read(name)[1], thumbnail, side)
         headers = {"Cache-Control": "private, max-age=86400, immutable"}  # the name is that of the bytes
         return Response(body, media_type="image/jpeg", headers=headers)
 

@@ -77,9 +77,8 @@ class Foiled(Benchmark):
         entries = []
         for name, foils in by_image.items():
             true, base = tuple(dict.fromkeys(foil.true for foil in foils)), os.path.basename(name)
-            year = re.match(
-                r"COCO_([^_]*)_", base
-            )  # a folder of COCO, which may lie below that of the images
+            # a folder of COCO may lie below that of the images
+            year = re.match(r"COCO_([^_]*)_", base)
             places = (name, base, os.path.join(year[1] if year else "val2017", base))
             entries.append(Entry(Record(name, b"", true, foils=tuple(foils)), places))
         return entries

@@ -76,9 +76,7 @@ class DCI(LongCaptions):
     """Densely Captioned Images, all splits: the folder of the archive, or one that holds its JSON files."""
 
     benchmark = "dci"
-    form = (
-        f"DCI: it holds no JSON files of DCI with {', '.join(DCI_FIELDS)}, nor does complete/ or annotations/"
-    )
+    form = f"DCI: it holds no JSON files of DCI with {', '.join(DCI_FIELDS)}, nor complete/ or annotations/"
 
     @staticmethod
     def recognises_path(path: str) -> bool:

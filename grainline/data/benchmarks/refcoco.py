@@ -139,10 +139,7 @@ class RefCoco(ListedImages):
     def _read_instances(
         self,
     ) -> tuple[dict[Any, SizedImage], dict[Any, tuple[Any, Box | None]], dict[Any, list]]:
-        """Images, and annotations as segmentation and box, by id; the boxes of all annotations of an image.
-
-        A box is None where it is not right.
-        """
+        """Images, and annotations as segmentation and box (None: not right), by id; all boxes of an image."""
         data = load_json(self._instances)
         if not all(has_rows(data, name, fields) for name, fields in INSTANCE_FIELDS.items()):
             form = "; ".join(f"{name}[] with {', '.join(fields)}" for name, fields in INSTANCE_FIELDS.items())

@@ -204,9 +204,8 @@ def _limited(texts: Record, where: str) -> Record:
     phrases = (region.phrase for region in texts.regions)
     longest = max(map(len, (*texts.captions, texts.long or "", *texts.subtexts, *texts.others, *phrases)))
     if longest > MAX_TEXT:
-        raise CorruptSample(
-            Cause.CORRUPT_TEXT, f"{where} ({longest:,} characters; at most {MAX_TEXT:,} are read)"
-        )
+        wrong = f"{longest:,} characters; at most {MAX_TEXT:,} are read"
+        raise CorruptSample(Cause.CORRUPT_TEXT, f"{where} ({wrong})")
     return texts
 
 
@@ -252,9 +251,7 @@ def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, 
     """Fail if no image is there, at any of the paths where each may lie. which: ends the error"""
     if not os.path.isdir(root):
         raise data_error(f"no folder of images at {root}, named for {source}: say where with --images DIR")
-    step = max(
-        1, len(candidates) // 10_000
-    )  # so many are tried, before a source counts as one without images
+    step = max(1, len(candidates) // 10_000)  # at least 10,000 are tried before it is an error
     if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
         hint = f"(the first was looked for at {first}): say where they lie with --images DIR{which}"

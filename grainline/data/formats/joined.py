@@ -10,10 +10,7 @@ from grainline.data.record import Box, Boxed, Cause, CorruptSample, Record, Sour
 
 
 class Joined(Parts):
-    """Several sources as one, in their order. If two of them share a key, or might, all keys are prefixed.
-
-    A source that cannot list its keys (scenes) might share any, so then all are prefixed.
-    """
+    """Several sources as one, in order. If two share a key, or one cannot list its keys, all are prefixed."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = list(sources)

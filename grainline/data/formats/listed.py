@@ -43,10 +43,8 @@ def wrong_row(place: str, error: str) -> Entry:
 
 def no_text(file: str, what: str, entries: Iterable["Entry"]) -> UserError:
     """The error for a file without a text that can be used; it names the first fault."""
-    fault = next(
-        (f" that can be used; the first fault: {': '.join(x.fault)}" for x in entries if x.fault), ""
-    )
-    return data_error(f"{file} has no text in any {what}{fault}")
+    faults = (f" that can be used; the first fault: {': '.join(x.fault)}" for x in entries if x.fault)
+    return data_error(f"{file} has no text in any {what}{next(faults, '')}")
 
 
 class ListedImages(FileSource):

@@ -35,10 +35,7 @@ _DIGITS = 300  # of an integer in JSON; a longer one is infinite, as 1e999 is, a
 
 
 def text_of(data: bytes, errors: str = "strict") -> str:
-    """The text of a file in UTF-8. Raises ValueError.
-
-    errors  "surrogatepass" takes halves of surrogate pairs too, which JSON may hold
-    """
+    """The text of a file in UTF-8. Raises ValueError. errors: "surrogatepass" takes lone surrogates too"""
     try:
         return data.decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
@@ -225,9 +222,8 @@ def checked(kind: type[F], rows: Sequence[Any], name: str) -> Iterator[tuple[str
 def has_rows(data: Any, name: str, fields: Sequence[str]) -> bool:
     """Whether parsed JSON is an object with a list of this name, and one row in it has these fields."""
     rows = data.get(name) if isinstance(data, dict) else None
-    return isinstance(rows, list) and any(
-        isinstance(row, dict) and all(field in row for field in fields) for row in rows
-    )
+    objects = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return any(all(field in row for field in fields) for row in objects)
 
 
 def brief_json(value: Any) -> str:

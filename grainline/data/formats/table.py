@@ -331,9 +331,8 @@ def _text_rows(path: str) -> list[Row]:
 def _texts_of(row: Row) -> tuple[Record, str]:
     """The texts of a row, and what is wrong with it."""
     names = {"caption": TEXT_COLUMNS, "long": ("long", "description")}
-    fields = {
-        role: next((row.fields[x] for x in few if x in row.fields), None) for role, few in names.items()
-    }
+    own = row.fields
+    fields = {role: next((own[x] for x in few if x in own), None) for role, few in names.items()}
     try:
         return read_captions({} if row.error else fields, ""), row.error
     except CorruptSample as error:

@@ -17,7 +17,7 @@ import tarfile
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -192,9 +192,8 @@ def _samples(listing: Members, whole: bool) -> dict[str, dict[str, Member]]:
         name = unquote(name, errors="surrogatepass") if listing.quoted else name
         key = newest.get(name, name)
         if kind in samples.get(key, {}):
-            key = newest[name] = next(
-                k for n in range(2, len(samples) + 3) if (k := f"{name}#{n}") not in samples
-            )
+            names = (f"{name}#{number}" for number in count(2))
+            key = newest[name] = next(free for free in names if free not in samples)
         samples.setdefault(key, {})[kind] = member
     return samples
 
@@ -204,9 +203,8 @@ def _clashes(sample: dict[str, Member]) -> bool:
     images, json, txt = ([kind.rpartition(".")[0] for kind in slot] for slot in _slots(sample))
     pair = any(middle and middle in images for middle in json + txt)
     whole = "" in images and "" in json + txt  # further texts are no samples beside a sample without middle
-    return any(
-        len(set(middles)) > 1 and (pair or not (whole or "" in middles)) for middles in (images, json, txt)
-    )
+    several = (middles for middles in (images, json, txt) if len(set(middles)) > 1)
+    return any(pair or not (whole or "" in middles) for middles in several)
 
 
 def _split(name: str, whole: bool = False) -> tuple[str, str]:

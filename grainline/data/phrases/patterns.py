@@ -74,11 +74,8 @@ def extract(tagged: Tagged) -> list[Phrase]:
         ("action", actions),
         ("relation", relations(tokens, words)),
     )
-    return [
-        Phrase(kind, tokens[first].start, tokens[end - 1].end)
-        for kind, spans in kinds
-        for first, end in spans
-    ]
+    places = ((kind, first, end - 1) for kind, spans in kinds for first, end in spans)
+    return [Phrase(kind, tokens[first].start, tokens[last].end) for kind, first, last in places]
 
 
 def extended(tokens: Sequence[Token], words: Sequence[str]) -> list[tuple[int, int]]:

@@ -49,9 +49,8 @@ def is_english(text: str) -> bool:
         return False
     words = re.findall(r"\w+", text.lower())
     foreign = sum(word in lexicon.FOREIGN for word in words)
-    return foreign < 2 or foreign <= sum(
-        word in lexicon.STOP for word in words if word not in lexicon.FOREIGN
-    )
+    usual = lexicon.STOP - lexicon.FOREIGN
+    return foreign < 2 or foreign <= sum(word in usual for word in words)
 
 
 class Rules:
@@ -74,15 +73,11 @@ def tagged(text: str) -> Tagged:
     tokens: list[Token] = []
     chunks: list[tuple[int, int]] = []
     for sentence in sentences(text):
-        words = [
-            Word(m.group(), m.group().lower(), sentence.start + m.start(), sentence.start + m.end())
-            for m in _TOKEN.finditer(sentence.text)
-        ]
+        start, matches = sentence.start, _TOKEN.finditer(sentence.text)
+        words = [Word(m.group(), m.group().lower(), start + m.start(), start + m.end()) for m in matches]
         letters = "".join(Sentence(words).letters)
         first = len(tokens)
-        tokens += [
-            Token(w.text, w.start, w.end, POS[letter]) for w, letter in zip(words, letters, strict=True)
-        ]
+        tokens += [Token(w.text, w.start, w.end, POS[x]) for w, x in zip(words, letters, strict=True)]
         chunks += [(first + m.start(), first + m.end()) for m in CHUNK.finditer(letters)]
     return Tagged(tokens, chunks)
 

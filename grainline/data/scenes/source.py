@@ -169,10 +169,8 @@ def _regions(
     """places: for each region its object, and where its words begin and end in the long caption"""
     masks = {thing: labels == thing + 1 for thing, _, _ in places}
     boxes = {thing: box_of(mask) for thing, mask in masks.items()}
-    return tuple(
-        Region(description.long[start:end], boxes[thing], masks[thing], ("long", start, end))
-        for thing, start, end in places
-    )
+    text = description.long
+    return tuple(Region(text[a:b], boxes[thing], masks[thing], ("long", a, b)) for thing, a, b in places)
 
 
 def _with_foils(

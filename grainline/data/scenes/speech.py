@@ -90,9 +90,8 @@ def tell(scene: Scene) -> SceneDescription:
         unplaced.add(int(rng.random() * number))
     placed = [k for k in range(number) if k not in unplaced]  # never empty: foils need such an object
     sized, patterned = pick(rng, placed), pick(rng, placed)
-    objects = [
-        _object(rng, scene.things[k], k, k in unplaced, k == sized, k == patterned) for k in range(number)
-    ]
+    things = enumerate(scene.things)
+    objects = [_object(rng, thing, k, k in unplaced, k == sized, k == patterned) for k, thing in things]
     ground = _ground(rng, scene)
     setting = Line([Piece(_fill_in(rng, pick(rng, words.SETTING), number, ground))], "background")
     lines = _ordered(rng, scene.things, objects, pairs)
@@ -307,9 +306,8 @@ def of_phrase(rng: random.Random, scene: Scene, k: int, pieces: Sequence[Piece])
 
 
 def _pieces(lines: list[Line], kinds: tuple[str, ...]) -> list[tuple[int, int]]:
-    return [
-        (i, j) for i, line in enumerate(lines) for j, piece in enumerate(line.pieces) if piece.kind in kinds
-    ]
+    pieces = ((i, j, piece) for i, line in enumerate(lines) for j, piece in enumerate(line.pieces))
+    return [(i, j) for i, j, piece in pieces if piece.kind in kinds]
 
 
 _OTHER_SIZES = {

@@ -107,9 +107,8 @@ VERBS = _split(
     hangs | floats | shows up | is painted | has been put | is visible | is located | is printed | waits |
     hovers | stays | is pinned | is set | is stuck | dwells | is positioned"""
 )
-RELATION_VERBS = _split(
-    """is | is | sits | lies | stands | rests | is placed | appears | is found | is located"""
-)
+_RELATION_VERBS = "is | is | sits | lies | stands | rests | is placed | appears | is found | is located"
+RELATION_VERBS = _split(_RELATION_VERBS)
 
 # {np} is the object, {place} and {area} its position.
 PLACED = _split(
@@ -235,9 +234,8 @@ Template = tuple[str, ...]  # fields in braces, and the words between them
 
 def split(templates: Sequence[str]) -> list[Template]:
     """Take templates apart."""
-    return [
-        tuple(part.strip() for part in re.split(r"(\{\w+\})", text) if part.strip()) for text in templates
-    ]
+    parts = (re.split(r"(\{\w+\})", text) for text in templates)
+    return [tuple(part.strip() for part in some if part.strip()) for some in parts]
 
 
 def fill(template: Template, slots: dict[str, list[Piece]], named: dict[str, int], kind: str) -> Line:

@@ -11,6 +11,7 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple, TypeVar
 
 VERSION = 1  # raised when equal parameters give other images or words; part of the fingerprint
@@ -88,9 +89,7 @@ def is_compose_pair(shape: str, colour: str) -> bool:
     return (3 * SHAPES.index(shape) + 5 * COLOURS.index(colour)) % 7 == 0
 
 
-COMPOSE_PAIRS = tuple(
-    (shape, colour) for shape in SHAPES for colour in COLOURS if is_compose_pair(shape, colour)
-)
+COMPOSE_PAIRS = tuple(pair for pair in product(SHAPES, COLOURS) if is_compose_pair(*pair))
 
 
 def sample(seed: int, split: str, index: int) -> Scene:

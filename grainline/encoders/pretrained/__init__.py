@@ -143,10 +143,8 @@ def _read(name: str | Path, options: Options) -> Source:
         check_numbers({name: x for name, x in stored.tensors.items() if name not in NUMBERS}, place)
         floats = {name: x.float() for name, x in stored.tensors.items() if x.is_floating_point()}
         stored = stored._replace(tensors=stored.tensors | floats)
-        kind = next(
-            (one for one, row in KINDS.items() if row.tensor and row.tensor in stored.tensors), "clip"
-        )
-        return kind_of({"kind": kind}).read_file(place, stored, options, settings)
+        kinds = (kind for kind, row in KINDS.items() if row.tensor and row.tensor in stored.tensors)
+        return kind_of({"kind": next(kinds, "clip")}).read_file(place, stored, options, settings)
 
 
 def _named_by(folder: Path) -> Kind:

@@ -30,9 +30,8 @@ class PretrainedConfig(Config):
     pretrained: str = Field(min_length=1)  # a name, folder or file, as `load_pretrained` takes it
     quick_gelu: bool | None = None  # None: that of the checkpoint
     architecture: dict[str, Any] | None = None  # `start` reads it from the checkpoint, not needed again
-    tune: str | None = (
-        None  # frozen, last:N, lora or all (training/optim.py); None: as the rules of a run say
-    )
+    # frozen, last:N, lora or all (training/optim.py); None: as the rules of a run say
+    tune: str | None = None
     rate: float | None = Field(None, gt=0)  # times that of the heads, where `tune` lets something learn
 
     @model_validator(mode="after")

@@ -34,10 +34,7 @@ class Llava:
     """A LLaVA and its processor, for reading images one batch at a time."""
 
     def __init__(self, name: str, device: str | None = None) -> None:
-        """Read a name of the hub or a folder. UserError where it is no LLaVA or has no chat template.
-
-        device  "cpu", "cuda"; None takes CUDA where there is one
-        """
+        """Read a hub name or folder, onto CUDA if there is one. UserError: no LLaVA, or no chat template."""
         transformers, folder = library(), Path(name) if Path(name).is_dir() else download(name)
         self.name, self.revision = name, _revision(folder)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -118,10 +118,8 @@ class Text(LibraryKind):
         if options.pool is not None:
             read = [step["in_features"] for step in architecture.get("head", []) if step]
             if read and read[0] != _width(config):
-                wrong = (
-                    f"gives {_width(config)} numbers, and the first Dense of the checkpoint reads {read[0]}"
-                )
-                raise UserError(f"pool {options.pool} {wrong}; leave model.text.pool out")
+                wrong = f"{_width(config)} numbers, and the first Dense of the checkpoint reads {read[0]}"
+                raise UserError(f"pool {options.pool} gives {wrong}; leave model.text.pool out")
             architecture["pool"] = [options.pool]
         return super().fit(source, options._replace(pool=None))
 

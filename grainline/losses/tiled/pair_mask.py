@@ -249,9 +249,8 @@ def sample_negatives(rows: RowIds, cols: RowIds, clock: Clock) -> SampledPairs:
     own_number = (same * by_image.number).sum(1, keepdim=True)  # [n, 1] own captions
     first = (same * by_image.first).sum(1, keepdim=True)
     place = torch.arange(limit, device=first.device)
-    own = by_image.columns[(first + place).clamp(max=len(by_image.columns) - 1)].masked_fill(
-        place >= own_number, -1
-    )
+    own = by_image.columns[(first + place).clamp(max=len(by_image.columns) - 1)]
+    own = own.masked_fill(place >= own_number, -1)
     return SampledPairs(rows, torch.cat([own, others, against], 1), limit)
 
 

@@ -134,9 +134,7 @@ class Dot(Score):
 def only_once() -> None:
     """torch's once_differentiable ignores a second derivative in silence where the loss is a leaf."""
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            "pair_loss is differentiable once: its gradient cannot be asked for with create_graph"
-        )
+        raise RuntimeError("pair_loss is differentiable once: create_graph cannot be used with it")
 
 
 # The cosine of a text with what it pools of an image, for all pairs, without pooling one in full.

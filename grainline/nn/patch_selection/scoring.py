@@ -185,9 +185,8 @@ def select(selector: Selector, images: Encoded, texts: Encoded) -> Selection:
     token = masked.argmax(1)
     units = torch.eye(selector.number, dtype=image_side.patches.dtype, device=image_side.patches.device)
     unit_side = selector.image_side(images, selector.top, units.expand(len(image_side.image), -1, -1))
-    shares = torch.cat(
-        [x.expand(len(real), 1, -1, -1) for x, _ in selector.pair_tokens(unit_side, score, keep)], 2
-    )
+    unit_tokens = selector.pair_tokens(unit_side, score, keep)
+    shares = torch.cat([x.expand(len(real), 1, -1, -1) for x, _ in unit_tokens], 2)
     total = shares.sum(-1, keepdim=True)
     kinds = [SLOT if selector.slots else PATCH, *([REST] if selector.choice.use_rest else []), CLASS]
     return Selection(

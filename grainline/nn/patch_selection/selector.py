@@ -226,10 +226,8 @@ class Selector(nn.Module):
         if self.choice.branches == "joint":
             score = weighted_score(predicted, by_description + 2 * by_image, beta)
             return score / (1 + 2 * beta), by_description
-        return (
-            weighted_score(predicted, by_image, beta),
-            weighted_score(predicted, by_image + by_description, beta),
-        )
+        both = by_image + by_description
+        return weighted_score(predicted, by_image, beta), weighted_score(predicted, both, beta)
 
     def _attention(self, cosine: Tensor) -> Tensor:
         return stretched(cosine) if self.choice.stretch else full(cosine)
