@@ -21,8 +21,7 @@ from benchmarks.study import Job, Line, Measure, chosen
 
 BATCH, STEPS = 128, 328  # seven times 6,000 images
 SECONDS = 600  # of a training in the stage `time`
-# images that settings are chosen on; of OpenStax train a book is held out, dev is microbiology
-HELD_OUT, BOOK = 500, "anatomy-physiology"
+HELD_OUT, BOOK = 500, "anatomy-physiology"  # images that settings are chosen on, a book of OpenStax train
 SCENES = "scenes:train?count=6000&size=130", "scenes:test?count=500&size=130", "scenes:dev?count=500&size=130"
 
 IMAGE = {"pretrained": "pip:efficientnet-lite2", "size": 260, "resize": "squash", "tune": "frozen"}
