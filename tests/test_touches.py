@@ -12,7 +12,7 @@ ROWS = {row[0]: row for row in re.findall(r"^\| (\w+) \| (.*) \| (.*) \|$", TABL
 EXAMPLES = [
     ("method", "methods/siglip.py"),
     ("method", "methods/himo.py"),
-    ("method", "methods/maxsim.py"),
+    ("method", "methods/mosaic.py"),
     ("suite", "evaluation/suites/cola.py"),
     ("source", "data/formats/parquet.py"),
 ]
