@@ -3,7 +3,7 @@
 Searches an index for a query, QUERY where none is given, and takes a picture of the first hit, with the heat of
 its first sentence. It needs a trained model, selenium, chromium and chromedriver. The index of docs/photographs:
 
-    grainline train photos/starter --data FLICKR8K/train-*.tar --out runs/starter
+    grainline train clip/starter --data FLICKR8K/train-*.tar --out runs/starter
     grainline index build docs/photographs --model runs/starter --out photos.index --calibration-texts DEV
 
 FLICKR8K holds the 6,000 images of train, with five captions each; DEV is a tar with 400 images of its dev.
