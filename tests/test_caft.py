@@ -405,6 +405,7 @@ def test_composer_sees_all_parts_and_no_empty_place() -> None:
         (("composer.heads=3",), "width 16 is not a multiple of 3 heads of composer"),
         (("part=0", "whole=0"), "part and whole are both 0: nothing is left to learn"),
         (("scale=200",), "scale 200 is above max_scale 100"),
+        (("chunking.whole=true",), "reads a text as a whole as well, mosaic"),
         (("alpha=1.5",), "alpha"),
     ],
 )

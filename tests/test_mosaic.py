@@ -118,7 +118,6 @@ def test_visual_words_are_the_centres_of_clusters_and_found_once() -> None:
     expected = unit(centres - tokens.mean(0))
     assert sorted((words.words @ expected.T).argmax(1).tolist()) == [0, 1, 2, 3]
     assert (words(tokens).argmax(1).view(4, 30) == words(centres).argmax(1)[:, None]).all()
-    torch.testing.assert_close(words(tokens).sum(-1), torch.ones(120))
     again = VisualWords(4, 6, 0.05)
     again.fit(tokens)
     assert torch.equal(words.words, again.words)
@@ -137,7 +136,7 @@ def test_a_fit_says_what_does_not_go() -> None:
     assert words is not None
     assert words.words.any()
     before = words.words.clone()
-    method.fit(images._replace(pixels=images.pixels.flip(0)))
+    method.fit(batch(seed=1)[0])
     assert torch.equal(words.words, before)  # a run that goes on, or begins with another, has them already
 
 
@@ -158,7 +157,6 @@ def test_a_run_finds_its_words_once_and_goes_on_as_if_it_never_stopped(tmp_path:
     assert call("train", out, "--resume") == 0
     after = load_file(out / "last" / "model.safetensors")
     assert torch.equal(words, after["visual_words.words"])
-    assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -290,5 +288,6 @@ def test_the_loss_of_phrases_is_the_loop_of_its_docstring() -> None:
         score = 7 * late_score(both.images.tokens, both.images.mask, query, real, 10.0)[:, 0].double()
         losses.append(-math.log(sum(score.softmax(0)[n] for n in images_with)))
     assert any(len(one) > 1 for one in owners.values())
-    value = method._phrases(both, torch.tensor(7.0))
-    assert float(value) == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+    assert float(method._phrases(both, torch.tensor(7.0))) == pytest.approx(
+        sum(losses) / len(losses), rel=1e-4
+    )

@@ -286,7 +286,7 @@ def _description(
         "grid": method.grid,
         "context": method.context,
         "parts": method.parts,
-        "chunking": None if method.chunking is None else method.chunking.model_dump(mode="json"),
+        "chunking": method.chunking and method.chunking.model_dump(mode="json", exclude_unset=True),
         "vocab": model.tokenizer.vocab,
         "begin": model.tokenizer.begin,
         "end": model.tokenizer.end,

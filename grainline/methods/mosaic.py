@@ -100,12 +100,9 @@ class Mosaic(Method):
         if self.cfg.roots and (least := float(cells.min())) < 0:
             wrong = f"a cell of this image encoder is {least:.3g}, and has no square root"
             raise UserError(f"{wrong}: set model.roots=false")
-        if len(cells) < len(self.visual_words.words):
-            wrong = f"{len(images.image)} training images have {len(cells)} cells"
-            number = len(self.visual_words.words)
-            raise UserError(
-                f"{wrong}, fewer than the {number} visual words: set model.visual_words={len(cells) // 4}"
-            )
+        if len(cells) < (number := len(self.visual_words.words)):
+            wrong = f"training images have {len(cells)} cells, fewer than the {number} visual words"
+            raise UserError(f"{wrong}: set model.visual_words={len(cells) // 4}")
         self.visual_words.fit(self._rooted(cells))
 
     def encode_images(self, images: Images) -> Encoded:

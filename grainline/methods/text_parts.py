@@ -39,6 +39,8 @@ class ConditionedConfig(TowersConfig):
     def _fits_pooling(self) -> "ConditionedConfig":
         if self.width is not None and self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of {self.heads} heads of the pooling")
+        if self.chunking is not None and self.chunking.whole:
+            raise ValueError("chunking.whole is for a method that reads a text as a whole as well, mosaic")
         if self.scale > self.max_scale:
             raise ValueError(f"scale {self.scale:g} is above max_scale {self.max_scale:g}")
         return self
