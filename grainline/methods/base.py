@@ -1,7 +1,7 @@
-"""The interface of a method: six verbs and six optional ones.
+"""The interface of a method: six verbs and seven optional ones.
 
 `Method` is a plain dual encoder: two towers, scored by the cosine of their vectors. Only `loss` has no
-default. Of the optional verbs, `before_gather` and `precompute` have defaults too; the others belong to
+default. Of the optional verbs, `fit`, `before_gather` and `precompute` have defaults too; others belong to
 protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention`, `HasTokenGroups`, and
 `SelectsPatches` in `nn/patch_selection/selector.py`.
 """
