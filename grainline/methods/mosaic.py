@@ -139,10 +139,9 @@ class Mosaic(Method):
         parts, mask = read_parts(self.towers, texts, more=more)
         parts, looks = parts.tensor_split([self.towers.space], -1)
         parts, mask = unit(parts), mask.clone()
-        vector = mean(parts, mask)
         if self.cfg.whole:
             mask[:, 0] &= ~mask[:, 1:].any(1)  # the whole of a text of several sentences is none of them
-            vector = torch.lerp(mean(parts, mask), parts[:, 0], self.cfg.whole)
+        vector = torch.lerp(mean(parts, mask), parts[:, 0], self.cfg.whole)
         return Encoded(unit(vector), torch.cat([parts, looks], -1), mask, texts.item, texts.image)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
