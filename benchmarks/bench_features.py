@@ -116,8 +116,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["GRAINLINE_CACHE"] = home
         encode, out = feature_encoder(slow.method.towers, tokens=False), Path(home) / "features"
-        row, views = (1, encode(torch.zeros(1, 3, 224, 224, dtype=torch.uint8)).shape[-1]), Views(transform)
-        once = seconds(lambda: make_features(source, encode, out, views, encoder="bench", row=row))
+        once = seconds(lambda: make_features(source, encode, out, Views(transform), encoder="bench"))
         begin = time.perf_counter()
         texts = cached_texts(recipe, source, fast, torch.device("cpu"))
         texts_once = time.perf_counter() - begin

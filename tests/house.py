@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 36_936,  # code and docstrings; goal 35,000
-    "lines": 44_505,  # goal 42,000
-    "test lines": 43_609,  # goal 41,000
-    "benchmark lines": 3_505,  # goal 5,500
+    "code lines": 36_934,  # code and docstrings; goal 35,000
+    "lines": 44_503,  # goal 42,000
+    "test lines": 43_600,  # goal 41,000
+    "benchmark lines": 3_494,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
     "fan-out": 15,

@@ -170,17 +170,11 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
 
     image = open_source(SCENES, size=32)[0].image
     listed = Listed([Record("a", image, ("A.",)), Record("b", b"no image", ("B.",)), Cause.MISSING_IMAGE])
-    transform = EvalTransform(8)
-    actual = make_features(
-        listed,
-        lambda x: x.float().mean((2, 3))[:, None],
-        tmp_path / "f",
-        Views(transform),
-        encoder="e",
-        row=(1, 3),
-    )
+    transform, out = EvalTransform(8), tmp_path / "f"
+    views = Views(transform)
+    actual = make_features(listed, lambda x: x.float().mean((2, 3))[:, None], out, views, encoder="e")
     assert (actual.counts, actual.skipped) == ({"image": 1}, {"without an image": 2})
-    kept = CachedFeatures(tmp_path / "f", listed, transform, "e", tokens=False)
+    kept = CachedFeatures(out, listed, transform, "e", tokens=False)
     with pytest.raises(CorruptSample) as damaged:
         kept.features(1, Record("b", b"", ()), Random(0))
     assert (damaged.value.cause, "b (" in damaged.value.where) == ("corrupt image", True)
@@ -202,16 +196,9 @@ def test_a_image_without_features_is_replaced_as_a_damaged_one(tmp_path: Path) -
 
 
 def test_numbers_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> None:
-    source, transform = open_source(SCENES, size=32), EvalTransform(8)
+    source, large = open_source(SCENES, size=32), torch.full((1, 1, 2), 7e4)
     with pytest.raises(UserError, match="above 65504"):
-        make_features(
-            source,
-            lambda x: torch.full((len(x), 1, 2), 7e4),
-            tmp_path / "f",
-            Views(transform),
-            encoder="e",
-            row=(1, 2),
-        )
+        make_features(source, lambda _: large, tmp_path / "f", Views(EvalTransform(8)), encoder="e")
     assert not (tmp_path / "f").exists()
 
 
@@ -222,19 +209,19 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
     def dies(pixels: torch.Tensor) -> torch.Tensor:
         calls.append(len(pixels))
-        if len(calls) == 2:
+        if calls.count(6) == 2:
             raise KeyboardInterrupt
         return pixels.float().mean((2, 3))[:, None] / 255
 
     out = tmp_path / "f"
     with pytest.raises(KeyboardInterrupt):
-        make_features(source, dies, out, Views(transform), encoder="e", row=(1, 3))
+        make_features(source, dies, out, Views(transform), encoder="e")
     with pytest.raises(UserError, match="was made with encoder e"):
-        make_features(source, dies, out, Views(transform), encoder="other", row=(1, 3))
+        make_features(source, dies, out, Views(transform), encoder="other")
     with pytest.raises(UserError, match="of other squares"):
-        make_features(source, dies, out, Views(EvalTransform(8, "squash")), encoder="e", row=(1, 3))
-    assert make_features(source, dies, out, Views(transform), encoder="e", row=(1, 3)).resumed == 6
-    assert calls == [6, 6, 6, 4]
+        make_features(source, dies, out, Views(EvalTransform(8, "squash")), encoder="e")
+    assert make_features(source, dies, out, Views(transform), encoder="e").resumed == 6
+    assert calls == [1, 6, 6, 1, 1, 1, 6, 4]  # one of each begins with the shape of a row
     rows = np.load(out / "features.npy")
     expected = torch.stack([transform(source[i].image) for i in range(16)]).float().mean((2, 3)) / 255
     np.testing.assert_allclose(rows[:, 0], expected.numpy(), atol=1e-3)
@@ -297,6 +284,17 @@ def test_frozen_towers_are_computed_once_and_training_is_the_same(
     resumed = load_file(first / "last" / "model.safetensors")
     assert all(torch.equal(x, ours[name]) for name, x in resumed.items())
     assert len(list(cache.iterdir())) == 2
+
+
+def test_features_with_tokens_serve_a_method_that_reads_summaries_alone(
+    pair: Path, cache: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    alone = losses(trained(tmp_path / "alone", automatic(tmp_path, pair, "clip")))
+    shutil.rmtree(cache)
+    trained(tmp_path / "tokens", automatic(tmp_path, pair, "maxsim"))
+    capsys.readouterr()
+    assert losses(trained(tmp_path / "summaries", automatic(tmp_path, pair, "clip"))) == alone
+    assert "computing the features" not in capsys.readouterr().out
 
 
 def looked_up(pair: Path, name: str = "clip") -> tuple[Model, Any, Any, list[list[int]]]:

@@ -23,14 +23,13 @@ from grainline.errors import UserError
 FEATURES = Kind("features", "features 1", "features.npy", np.float16)
 
 
-def make_features(  # noqa: PLR0913 - each is a choice of the caller
+def make_features(
     source: Source,
     encode: Callable[[Tensor], Tensor],
     out: Path,
     views: Views,
     *,
     encoder: str,
-    row: tuple[int, int] | None = None,
     kind: Kind = FEATURES,
     one_each: bool = False,
     progress: Progress | None = None,
@@ -39,14 +38,11 @@ def make_features(  # noqa: PLR0913 - each is a choice of the caller
 
     encode   [n, 3, S, S] uint8 -> [n, 1 + L, W]
     encoder  fingerprint of its settings and weights
-    row      (1 + L, W); None: as `encode` gives it
 
     Raises UserError also for features that half precision cannot hold.
     """
-    if row is None:
-        size = views.transform.size
-        parts, width = encode(views.transform(np.zeros((size, size, 3), np.uint8))[None]).shape[1:]
-        row = parts, width
+    size = views.transform.size
+    parts, width = encode(views.transform(np.zeros((size, size, 3), np.uint8))[None]).shape[1:]
 
     def halved(pixels: Tensor) -> Tensor:
         half = encode(pixels).half()
@@ -54,10 +50,10 @@ def make_features(  # noqa: PLR0913 - each is a choice of the caller
             raise UserError("the image encoder gives numbers above 65504, or none, so they cannot be kept")
         return half
 
-    settings: dict[str, Any] = {"encoder": encoder, "tokens": row[0] - 1, "width": row[1]}
+    settings: dict[str, Any] = {"encoder": encoder, "tokens": parts - 1, "width": width}
     if views.number > 1 and views.crop is not None:
         settings |= {"views": views.number, "crop": views.crop.model_dump(mode="json")}
-    options: Any = {"row": row, "settings": settings, "one_each": one_each, "progress": progress}
+    options: Any = {"row": (parts, width), "settings": settings, "one_each": one_each, "progress": progress}
     return make(kind, source, halved, out, views, **options)
 
 
@@ -118,8 +114,10 @@ def cached_features(
     square = views.transform
     crop = views.crop.model_dump(mode="json") if views.crop is not None and views.number > 1 else None
     form = square.size, square.resize, square.filter.name, square.larger, *(square.square.patches or ())
-    kind, out = place(FEATURES, source, "images", encoder, tokens, views.number, crop, *form)
-    options: Any = {"encoder": encoder, "kind": kind, "one_each": one_each}
-    write = partial(make_features, source, encode, out, views, **options)
+    for wider in dict.fromkeys((True, tokens)):  # features with tokens serve those who read summaries alone
+        kind, out = place(FEATURES, source, "images", encoder, wider, views.number, crop, *form)
+        if out.is_dir():
+            break
+    write = partial(make_features, source, encode, out, views, encoder=encoder, kind=kind, one_each=one_each)
     write_once(out, lambda step: write(progress=step), len(source))
     return CachedFeatures(out, source, square, encoder, tokens=tokens, kind=kind)
