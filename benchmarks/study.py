@@ -111,25 +111,19 @@ class Block:
             metrics |= metrics_of(one.of([str(run)], self.out / "results"))
         state = json.loads((run / "last" / "state.json").read_text(encoding="utf-8"))["state"]
         about = {"run": job.name, "stage": job.stage, "set": job.set, "row": job.row, "seed": job.seed}
-        about |= {
-            "variant": job.variant,
-            "changes": dict(job.changes),
-            "more": self.changes,
-            "steps": state["step"],
-        }
+        about |= {"variant": job.variant, "changes": dict(job.changes), "more": self.changes}
         spent = {"train_s": self.seconds(job), "measure_s": round(time.monotonic() - begin, 1)}
-        line = about | {"device": self.device} | spent | {"metrics": metrics}
+        line = about | {"steps": state["step"], "device": self.device} | spent | {"metrics": metrics}
         with self.lock, (self.out / "runs.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         return ""
 
     def train(self, job: Job) -> bool:
         """Train a run, or go on with it. False where the time was over first."""
-        work, run = self.out / "work" / job.name, self.out / "runs" / job.name
-        finished = work.with_suffix(".finished")
+        run, finished = self.out / "runs" / job.name, self.file(job, "finished")
         if finished.is_file():
             return True
-        recipe = work.with_suffix(".yaml")
+        recipe = self.file(job, "yaml")
         recipe.write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False), encoding="utf-8")
         own = [f"{name}={json.dumps(value)}" for name, value in job.changes.items()]
         fixed = [f"train.seed={job.seed}", f"train.save_every={EVERY}", "train.keep_checkpoints=1"]
@@ -137,14 +131,14 @@ class Block:
         command += ["--out", str(run), "--set", *fixed, *own, *self.changes]
         command += ["--resume"] if run.is_dir() else []
         begin = time.monotonic()
-        with work.with_suffix(".log").open("ab") as log:
+        with self.file(job, "log").open("ab") as log:
             process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
             try:
                 code = process.wait(max(1.0, self.end - begin))
             except subprocess.TimeoutExpired:
                 process.terminate()  # it finishes its step and writes a checkpoint
                 code = process.wait()
-        with work.with_suffix(".seconds").open("a", encoding="utf-8") as file:
+        with self.file(job, "seconds").open("a", encoding="utf-8") as file:
             file.write(f"{time.monotonic() - begin:.1f}\n")
         if code == 0:
             finished.touch()
@@ -152,9 +146,13 @@ class Block:
             print(f"{job.name} failed: see {log.name}", flush=True)
         return code == 0
 
+    def file(self, job: Job, kind: str) -> Path:
+        """A file beside the run. Not `with_suffix`, which cuts names of jobs at a point."""
+        return self.out / "work" / f"{job.name}.{kind}"
+
     def seconds(self, job: Job) -> float:
         """How long the training took, all parts together."""
-        parts = (self.out / "work" / job.name).with_suffix(".seconds").read_text(encoding="utf-8")
+        parts = self.file(job, "seconds").read_text(encoding="utf-8")
         return round(sum(map(float, parts.split())), 1)
 
 

@@ -94,10 +94,8 @@ def test_a_study_trains_goes_on_and_compares(
     assert "left: 0 of 2 runs" in study()
     lines = read_lines(out)
     assert lines[0] == first  # what has a line is not made again
-    assert [(line["run"], line["steps"]) for line in lines] == [
-        ("final-scenes-clip-5", 3),
-        ("final-scenes-siglip-5", 3),
-    ]
+    names = "final-scenes-clip-5", "final-scenes-siglip-5"
+    assert [(line["run"], line["steps"]) for line in lines] == [(name, 3) for name in names]
     assert "siglip" in study("--compare")
     (file,) = (out / "compared").glob("*whole.json")
     comparison, cell = Comparison.load(file), "scenes, retrieval, whole: rSum"
@@ -139,6 +137,8 @@ def test_a_training_stops_when_the_minutes_are_over_and_goes_on_later(
     assert ["--resume" in command for command in commands] == [False, True]
     assert commands[0][-2:] == ["model.scale=20", "train.max_steps=4"]
     assert block.seconds(job) >= 0
+    assert all(block.train(job._replace(variant=f"lr_{rate}")) for rate in (0.5, 0.25))
+    assert len(commands) == 4  # a name with a point does not share the files of another
 
 
 def test_each_setting_is_chosen_by_itself() -> None:
