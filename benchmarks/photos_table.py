@@ -31,15 +31,12 @@ GROUPS = {"groups": 4, "width": 384, "depth": 2, "later": 1, "heads": 6, "contex
 SCRATCH = {"width": 64, "depth": 1, "heads": 2}
 
 FIVE = {"captions": "random", "per_image": 5}
-WHOLE = {"captions": "whole"}
+WHOLE, ALONE = {"captions": "whole"}, {"max_sentences_per_chunk": 1}
 READS: dict[str, dict[str, dict[str, Any]]] = {  # texts of an image in a step, on Flickr8k and elsewhere
     "texts": {"flickr8k": FIVE, "": WHOLE},  # each as one, and the long ones whole
     "one": {"flickr8k": {"captions": "random"}, "": WHOLE},
-    "sampled": {"": {"per_image": 0, "sampled_captions": 5, "max_sentences_per_chunk": 1}},
-    "chunks": {
-        "flickr8k": {"chunks": 5, "max_sentences_per_chunk": 1},
-        "": {"chunks": 8, "max_sentences_per_chunk": 1},
-    },
+    "sampled": {"": {"per_image": 0, "sampled_captions": 5} | ALONE},
+    "chunks": {"flickr8k": {"chunks": 5} | ALONE, "": {"chunks": 8} | ALONE},
     "grains": {"": {"captions": "whole", "sentences": 5}},
     "both": {"flickr8k": FIVE, "": WHOLE | {"sentences": 2}},
 }
@@ -52,7 +49,7 @@ class Row(NamedTuple):
     model: Mapping[str, Any] = {}
     reads: str = "texts"
     tries: Mapping[str, Sequence[Any]] = {}
-    like: str = ""  # a control has the chosen settings of this row
+    like: str = ""  # it has the settings of this row where it has none of its own
 
 
 ROWS = {
@@ -80,12 +77,18 @@ ROWS = {
         "model.bias": (-5, -10), "model.scale": (10, 20)}),
     "vse": Row("vse", {}, "one", {
         "model.margin": (0.2, 0.1), "model.hardest_after": (None, "never")}),
-    "clip_one": Row("clip", {"scale": 20}, "one", like="clip"),
-    "clip_sentences": Row("clip", {"scale": 20, "scoring": "sentences"}, like="clip"),
+    "clip_one": Row("clip", {}, "one", like="clip"),
+    "clip_sentences": Row("clip", {"scoring": "sentences"}, like="clip"),
     "random": Row("clip", {"image": SCRATCH | {"size": 130, "patch": 26}, "dropout": 0,
                            "text": SCRATCH | {"vocab": 2000, "context": 256}}),
+    "mosaic_no_roots": Row("mosaic", {"roots": False}, "both", like="mosaic"),
+    "mosaic_no_words": Row("mosaic", {"visual_words": 0}, "both", like="mosaic"),
+    "mosaic_no_network": Row("mosaic", {"hidden": 0}, "both", like="mosaic"),
+    "mosaic_no_whole": Row("mosaic", {"whole": 0}, "both", like="mosaic"),
+    "mosaic_places": Row("mosaic", {"places": True}, "both", like="mosaic"),
 }  # fmt: skip
-"""The methods, then controls: one caption a step, the mean over vectors of sentences, two random towers."""
+"""The methods; controls: one caption a step, the mean over vectors of sentences, two random towers; and the
+parts of Mosaic taken out, or put in."""
 
 TRAINED = "flickr8k", "openstax", "scenes"
 
@@ -93,7 +96,8 @@ TRAINED = "flickr8k", "openstax", "scenes"
 def recipe(row: str, data: str, size: tuple[int, int]) -> dict[str, Any]:
     """The recipe of a row on a set, with the usual settings. size: batch, and steps"""
     one, (reads, random) = ROWS[row], (READS[ROWS[row].reads], row == "random")
-    model: dict[str, Any] = {"image": IMAGE, "text": TEXT, "width": 512, "dropout": 0.5} | dict(one.model)
+    model: dict[str, Any] = {"image": IMAGE, "text": TEXT, "width": 512, "dropout": 0.5}
+    model |= {**(ROWS[one.like].model if one.like else {}), **one.model}
     if one.reads == "chunks":
         model["chunks"] = reads.get(data, reads[""])["chunks"]
     optimizer = {"weight_decay": 0.05, "schedule": {"kind": "cosine", "warmup": 50}}
@@ -116,8 +120,7 @@ def sources(data: str, folder: Path, choose: bool, out: Path) -> tuple[str, ...]
     """The training data of a set. choose: without those that settings are chosen on"""
     if data == "scenes":
         return tuple(map(str, sorted((out / "sets" / "scenes-train").glob("*.tar"))))
-    tars = sorted(map(str, (folder / data).glob("train-*.tar")))
-    return tuple(tars[: 2 if choose else None])
+    return tuple(sorted(map(str, (folder / data).glob("train-*.tar")))[: 2 if choose else None])
 
 
 def measures(data: str, folder: Path, choose: bool, out: Path) -> tuple[Measure, ...]:
@@ -152,10 +155,9 @@ def first_samples(path: Path, out: Path, number: int) -> None:
         return
     partial = out.with_suffix(".partial")
     with tarfile.open(path) as tar, tarfile.open(partial, "w") as target:
-        keys = dict.fromkeys(member.name.rpartition(".")[0] for member in tar.getmembers())
-        wanted = {*list(keys)[:number]}
+        keys = [*dict.fromkeys(member.name.rpartition(".")[0] for member in tar.getmembers())][:number]
         for member in tar.getmembers():
-            if member.name.rpartition(".")[0] in wanted:
+            if member.name.rpartition(".")[0] in keys:
                 target.addfile(member, tar.extractfile(member))
     partial.rename(out)
 
@@ -167,20 +169,18 @@ def jobs(stage: str, out: Path, folder: Path, seeds: Sequence[int], lines: Seque
     for seed in seeds[:1] if choose else seeds:
         for data in TRAINED[: 1 if choose else None]:
             files, measured = sources(data, folder, choose, out), measures(data, folder, choose, out)
+            size = CHOICE if choose else STEPS[data]
             for name, row in ROWS.items():
-                if choose and row.tries:
-                    variants = tried(row)
-                elif choose:
-                    continue
+                if choose:
+                    variants = tried(row) if row.tries else {}
                 else:
-                    variants = {"": chosen(lines, TRAINED[0], row.like or name)}
+                    best, own = chosen(lines, TRAINED[0], row.like or name), row.model if row.like else {}
+                    variants = {"": {key: x for key, x in best.items() if key.split(".")[-1] not in own}}
                 if stage == "time":
                     variants[""]["train.max_steps"] = steps_in_time(lines, data, name)
-                made_by = recipe(name, data, CHOICE if choose else STEPS[data])
-                job = Job(stage, data, name, seed, made_by, files, measured)
+                job = Job(stage, data, name, seed, recipe(name, data, size), files, measured)
                 made += [job._replace(variant=key, changes=x) for key, x in variants.items()]
-    first = [job for job in made if job.variant == "usual"]
-    return first + [job for job in made if job.variant != "usual"]
+    return sorted(made, key=lambda job: job.variant not in ("", "usual"))
 
 
 def tried(row: Row) -> dict[str, dict[str, Any]]:
