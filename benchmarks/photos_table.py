@@ -186,9 +186,10 @@ def jobs(stage: str, out: Path, folder: Path, seeds: Sequence[int], lines: Seque
 def tried(row: Row) -> dict[str, dict[str, Any]]:
     """The changes of a recipe by the name of a variant: all usual values, then one other value at a time."""
     settings = RATES | dict(row.tries)
-    out = {"usual": {name: values[0] for name, values in settings.items()}}
+    usual = {name: values[0] for name, values in settings.items()}
+    out = {"usual": usual}
     for name, values in settings.items():
-        out |= {f"{name.rpartition('.')[2]}_{value}": {name: value} for value in values[1:]}
+        out |= {f"{name.rpartition('.')[2]}_{value}": usual | {name: value} for value in values[1:]}
     return out
 
 

@@ -99,7 +99,7 @@ class Block:
         self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self.device = f"{device_name()}, {threads} thread(s) a run"
         self.lock = Lock()
-        for name in ("runs", "work", "results"):
+        for name in ("runs", "work", "results", "compared"):
             (out / name).mkdir(parents=True, exist_ok=True)
 
     def make(self, job: Job) -> str:
@@ -174,12 +174,12 @@ def score_of(line: Line) -> float:
 
 def chosen(lines: Iterable[Line], data: str, row: str) -> dict[str, Any]:
     """The best value of each setting of a row on a set, by the lines of `choose`; {} without them."""
-    best: dict[str, tuple[float, Any]] = {}
-    for line in lines:
-        if (line["stage"], line["set"], line["row"]) == ("choose", data, row):
-            for name, value in line["changes"].items():
-                best[name] = max(best.get(name, (-1.0, value)), (score_of(line), value), key=lambda x: x[0])
-    return {name: value for name, (_, value) in best.items()}
+    own = [x for x in lines if (x["stage"], x["set"], x["row"]) == ("choose", data, row)]
+    usual = [line["changes"] for line in own if line["variant"] == "usual"]
+    out: dict[str, Any] = {}
+    for line in sorted(own, key=score_of):  # the best one last
+        out |= {k: x for k, x in line["changes"].items() if line["variant"] == "usual" or x != usual[0][k]}
+    return out
 
 
 def read_lines(out: Path) -> list[Line]:
@@ -205,7 +205,6 @@ def compare(out: Path, jobs: Sequence[Job], base: str) -> list[Path]:
         models = [f"{row}={','.join(some)}" for row, some in runs.items()]
         name = f"{stage}-{data}-{one.set}-{'-'.join((*one.suites, *one.captions))}"
         files.append(out / "compared" / f"{name}.json")
-        files[-1].parent.mkdir(exist_ok=True)
         print(one.of(models, out / "results", base=base, json=files[-1], out=files[-1].with_suffix(".html")))
         for mode in one.captions if "retrieval" in one.suites else ():
             blind = one._replace(suites=("retrieval",), captions=(mode,))

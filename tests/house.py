@@ -22,7 +22,7 @@ PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
     "code lines": 36_934,  # code and docstrings; goal 35,000
     "lines": 44_503,  # goal 42,000
-    "test lines": 43_600,  # goal 41,000
+    "test lines": 43_599,  # goal 41,000
     "benchmark lines": 3_492,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,

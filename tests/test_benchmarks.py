@@ -144,10 +144,12 @@ def test_a_training_stops_when_the_minutes_are_over_and_goes_on_later(
 def test_each_setting_is_chosen_by_itself() -> None:
     def line(changes: dict[str, Any], *values: float, row: str = "clip") -> Line:
         metrics = {f"set{i}, retrieval: rSum": [x, 0, 0] for i, x in enumerate(values)}
-        return {"stage": "choose", "set": "s", "row": row, "changes": changes, "metrics": metrics}
+        about, usual = {"stage": "choose", "set": "s", "row": row}, {"lr": 1, "scale": 10}
+        variant = "" if changes else "usual"
+        return about | {"changes": usual | changes, "variant": variant, "metrics": metrics}
 
     lines = [
-        line({"lr": 1, "scale": 10}, 100, 200),
+        line({}, 100, 200),
         line({"lr": 2}, 149, 149),  # below the mean of the usual settings
         line({"scale": 20}, 90, 240),
         line({"lr": 3}, 500, 500, row="vse"),
@@ -182,15 +184,12 @@ def test_the_pretrained_pairs_have_recipes_that_can_be_read(tmp_path: Path) -> N
 
 
 def test_settings_are_tried_one_at_a_time() -> None:
-    row = Row("clip", tries={"model.scale": (20, 14.3, None)})
-    rates = RATES["train.optimizer.lr"]
-    assert tried(row) == {
-        "usual": {"train.optimizer.lr": rates[0], "model.scale": 20},
-        f"lr_{rates[1]}": {"train.optimizer.lr": rates[1]},
-        f"lr_{rates[2]}": {"train.optimizer.lr": rates[2]},
-        "scale_14.3": {"model.scale": 14.3},
-        "scale_None": {"model.scale": None},
-    }
+    rates, scale = RATES["train.optimizer.lr"], (20, 14.3, None)
+    made = tried(Row("clip", tries={"model.scale": scale}))
+    names = "usual", f"lr_{rates[1]}", f"lr_{rates[2]}", "scale_14.3", "scale_None"
+    values = (rates[0], 20), (rates[1], 20), (rates[2], 20), (rates[0], 14.3), (rates[0], None)
+    assert tuple(made) == names
+    assert tuple((x["train.optimizer.lr"], x["model.scale"]) for x in made.values()) == values
 
 
 def test_the_first_samples_are_held_out(tmp_path: Path) -> None:
