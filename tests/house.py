@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 36_934,  # code and docstrings; goal 35,000
-    "lines": 44_503,  # goal 42,000
-    "test lines": 43_599,  # goal 41,000
+    "code lines": 36_966,  # code and docstrings; goal 35,000
+    "lines": 44_539,  # goal 42,000
+    "test lines": 43_631,  # goal 41,000
     "benchmark lines": 3_492,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
@@ -35,6 +35,9 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("code lines", 1_792, "compare, average, train.ema, overlap and mteb; 1,800 with a sixth method"),
     ("lines", 2_105, "the same, with comments and blank lines"),
     ("test lines", 948, "their tests; those of the studies went"),
+    ("code lines", 32, "words of texts in Mosaic: rSum +15 and +18 on photographs; of the same 1,800"),
+    ("lines", 36, "the same"),
+    ("test lines", 32, "its tests"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

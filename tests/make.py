@@ -65,10 +65,18 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ()) for name in ME
         ("text.groups=3", "text.later=1", "text.form=minimal", "mean=captions", "learns_scale=true"),
     ),
     "tgt-baseline": ("tgt", ("reconstruction=0", "text.causal=false", "text.pool=mean")),
-    "mosaic": ("mosaic", ("visual_words=8", "dropout=0.2")),
+    "mosaic": ("mosaic", ("visual_words=8", "text_words=8", "dropout=0.2")),
     "mosaic-places": (
         "mosaic",
-        ("places=true", "visual_words=0", "roots=false", "hidden=0", "whole=0", "sentences=4"),
+        (
+            "places=true",
+            "visual_words=0",
+            "text_words=0",
+            "roots=false",
+            "hidden=0",
+            "whole=0",
+            "sentences=4",
+        ),
     ),
     "siglip-map": ("siglip", ("image.pool=attention", "text.buckets=1")),
 }

@@ -37,19 +37,29 @@ def mosaic(case: str = "mosaic", *changes: str) -> Mosaic:
     """A fitted one whose words and relations count."""
     method = build(case, *changes)
     assert isinstance(method, Mosaic)
-    for layer in (getattr(method, "from_words", None), getattr(method.relations, "to_relation", None)):
-        if layer is not None:
-            torch.nn.init.normal_(layer.weight)
+    for name in ("from_words", "from_text_words", "relations.to_relation"):
+        if name in dict(method.named_modules()):
+            torch.nn.init.normal_(method.get_submodule(name).weight)
     if method.relations is not None:
         torch.nn.init.ones_(method.relations.to_carry.bias)
-    if method.visual_words is not None:
-        method.visual_words.fit(torch.rand(40, method.visual_words.words.shape[1]))
+    for words in (method.visual_words, method.text_words):
+        if words is not None:
+            words.fit(torch.rand(40, words.words.shape[1]))
     return method
 
 
 def slow_root(x: Tensor) -> Tensor:
     total = sum(x.tolist())
     return torch.tensor([math.sqrt(one / total) for one in x.tolist()], dtype=torch.float64)
+
+
+def slow_histogram(words: VisualWords, tokens: Tensor, temperature: float) -> Tensor:
+    histogram = torch.zeros(len(words.words), dtype=torch.float64)
+    for token in tokens:
+        away = token - words.centre.double()
+        fits = [math.exp((away @ word / away.norm()).item() / temperature) for word in words.words.double()]
+        histogram += torch.tensor([fit / sum(fits) for fit in fits], dtype=torch.float64) / len(tokens)
+    return histogram
 
 
 @pytest.mark.parametrize("pool", ["mean", "class"])
@@ -72,17 +82,27 @@ def test_the_vector_of_an_image_is_that_of_the_loop_and_the_mean_of_its_tokens(
     assert words is not None
     to_image, from_words = (x.weight.detach().double() for x in (method.towers.to_image, method.from_words))
     for n in range(len(images.image)):
-        histogram = torch.zeros(len(words.words), dtype=torch.float64)
-        cells = read.patches[n].double()
-        for cell in cells:
-            away = cell.sqrt() - words.centre.double()
-            fits = [
-                math.exp((away @ word / away.norm()).item() / temperature) for word in words.words.double()
-            ]
-            histogram += torch.tensor([fit / sum(fits) for fit in fits], dtype=torch.float64) / len(cells)
+        histogram = slow_histogram(words, read.patches[n].double().sqrt(), temperature)
         vector = to_image @ slow_root(read.pooled[n]) + from_words @ slow_root(histogram)
         torch.testing.assert_close(encoded.vector[n].double(), vector / vector.norm(), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(encoded.tokens[n].double().mean(0), vector, atol=1e-5, rtol=1e-4)
+
+
+def test_the_vector_of_a_text_has_its_words() -> None:
+    method = mosaic()
+    assert method.text_words is not None
+    _, texts = batch()
+    ids, mask = texts.ids[:, 0], texts.mask[:, 0]
+    with torch.no_grad():
+        read, encoded = method.towers.text(ids, mask), method.encode_texts(texts).tokens[:, 0].double()
+        plain = method.towers.to_text(read.pooled).double()
+    weight = method.from_text_words.weight.detach().double()
+    for n in (texts.item >= 0).nonzero()[:, 0].tolist():
+        histogram = slow_histogram(
+            method.text_words, read.tokens[n][mask[n]].double(), method.cfg.temperature
+        )
+        vector = plain[n] + weight @ slow_root(histogram)
+        torch.testing.assert_close(encoded[n], vector / vector.norm(), atol=1e-5, rtol=1e-4)
 
 
 def test_a_text_lies_between_its_whole_and_the_mean_of_its_sentences() -> None:
@@ -124,20 +144,20 @@ def test_visual_words_are_the_centres_of_clusters_and_found_once() -> None:
 
 
 def test_a_fit_says_what_does_not_go() -> None:
-    images, _ = batch()
+    both = batch()
     with pytest.raises(UserError, match=r"a cell of this image encoder is -.*set model.roots=false"):
-        mosaic_unfitted("roots=true").fit(images)
-    with pytest.raises(UserError, match=r"fewer than the 17 visual words: set model.visual_words=4$"):
-        mosaic_unfitted("roots=false", "visual_words=17").fit(images)
+        mosaic_unfitted("roots=true").fit(*both)
+    for name in ("visual_words", "text_words"):
+        with pytest.raises(UserError, match=rf"tokens, fewer than the 99 words: set model.{name}=\d+$"):
+            mosaic_unfitted("roots=false", f"{name}=99").fit(*both)
     method = mosaic_unfitted("roots=false")
-    assert method.first_images > len(images.image)
-    method.fit(images)
-    words = method.visual_words
-    assert words is not None
-    assert words.words.any()
-    before = words.words.clone()
-    method.fit(batch(seed=1)[0])
-    assert torch.equal(words.words, before)  # a run that goes on, or begins with another, has them already
+    assert method.first_images > len(both[0].image)
+    method.fit(*both)
+    vocabularies = [x for x in method.modules() if isinstance(x, VisualWords)]
+    before = [x.words.clone() for x in vocabularies]
+    assert [bool(x.any()) for x in before] == [True, True]
+    method.fit(*batch(seed=1))  # a run that goes on, or begins with another, has them already
+    assert all(torch.equal(x.words, y) for x, y in zip(vocabularies, before, strict=True))
 
 
 def mosaic_unfitted(*changes: str) -> Mosaic:
@@ -148,7 +168,7 @@ def mosaic_unfitted(*changes: str) -> Mosaic:
 
 def test_a_run_finds_its_words_once_and_goes_on_as_if_it_never_stopped(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    sizes = "model.visual_words=8", "model.roots=false", "train.max_steps=4"
+    sizes = "model.visual_words=8", "model.text_words=8", "model.roots=false", "train.max_steps=4"
     assert call("train", recipe(tmp_path, "mosaic"), "--out", out, "--set", *sizes) == 0
     before = load_file(out / "last" / "model.safetensors")
     words = load_file(out / "checkpoints" / "step-00000002" / "model.safetensors")["visual_words.words"]

@@ -199,7 +199,7 @@ def test_the_recipe_trains_and_its_run_searches_a_folder(
         photo(folder / f"{i}.png", i)
         (folder / f"{i}.txt").write_text(f"Photograph {i}. It is small.")
     sizes = "train.max_steps=1", "train.global_batch_size=4", "train.optimizer.schedule.warmup=0"
-    sizes = *sizes, "model.visual_words=16"
+    sizes = *sizes, "model.visual_words=16", "model.text_words=16"
     train = "train", "photos/starter", "--data", folder, "--out", run, "--set", "data.workers=0", *sizes
     with monkeypatch.context() as patch:
         none = {name: package._replace(distributions=("absent",)) for name, package in PACKAGES.items()}

@@ -26,6 +26,7 @@ CASES = {
     "words of images": (
         "method=mosaic",
         "model.visual_words=8",
+        "model.text_words=8",
         "model.roots=false",
         "train.max_steps=2",
     ),

@@ -26,7 +26,7 @@ FIGURES = {
              [(I, "segments"), (I, "class token"), (N, "wholes: image and caption"), (T, "composed caption"), (T, "sub-captions")]],
     "seps": [[(I, "image"), (I, "patches"), (N, "caption and description select patches"), (T, "words"), (T, "caption")],
              [(I, "few merged tokens"), (N, "every token finds its best counterpart"), (T, "words")]],
-    "mosaic": [[(I, "image"), (I, "its cells"), (I, "mean cell, and how often each visual word is seen"), (N, "one cosine"), (T, "between the whole and the mean of its sentences"), (T, "the whole; each sentence"), (T, "text")],
+    "mosaic": [[(I, "image"), (I, "its cells"), (I, "mean cell, and how often each visual word is seen"), (N, "one cosine"), (T, "between the whole and the mean of its sentences"), (T, "the whole; each sentence; their words"), (T, "text")],
                [(I, "cells"), (N, "with places: each sentence finds cells, and two places lie as it says"), (T, "beginning and end of each sentence")]],
     "text-group-transformer": [[(T, "caption"), (T, "tokens"), (T, "groups: each token in one"), (N, "mean of the groups, contrast"), (I, "image")],
                                [(T, "groups"), (N, "a decoder says the caption again"), (T, "caption")]],

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag,
 from torch import Tensor, nn
 
 from grainline.config import Config, load_class
-from grainline.encoders.base import ImageEncoderConfig, ImageTokens, TextEncoderConfig
+from grainline.encoders.base import ImageEncoderConfig, ImageTokens, TextEncoderConfig, TextTokens
 from grainline.encoders.cast import Cast, CastConfig, segments
 from grainline.encoders.pretrained import Pretrained, build_pretrained, kind_of
 from grainline.encoders.pretrained.adapters import ImageEncoder, TextEncoder
@@ -287,11 +287,11 @@ def read_parts(
     towers: Towers,
     texts: Texts,
     max_parts: int | None = None,
-    more: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    more: Callable[[Tensor, TextTokens], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Every part of every text, encoded by itself: [M, S, D] not of unit length, 0 for padding; [M, S] bool.
 
-    more  of ids, mask [U, L] and summaries [U, W]: what stands behind the vectors [U, D] of distinct parts
+    more  of ids [U, L] and what the encoder gives: what stands behind the vectors [U, D] of distinct parts
 
     Parts that several texts share are encoded once. ValueError for a text of more than `max_parts` parts.
     """
@@ -304,10 +304,10 @@ def read_parts(
     ids = texts.ids.flatten(0, 1)[first]
     real = texts.mask.flatten(0, 1)[first]
     with equal_texts(ids, real):
-        pooled = towers.text(ids, real).pooled
-        vector = full(towers.to_text(pooled))
+        read = towers.text(ids, real)
+        vector = full(towers.to_text(read.pooled))
         if more is not None:
-            vector = torch.cat([vector, more(ids, real, pooled)], -1)
+            vector = torch.cat([vector, more(ids, read)], -1)
     vector = vector[back].unflatten(0, mask.shape)
     return vector.masked_fill(~mask[..., None], 0.0), mask
 

@@ -71,7 +71,7 @@ class Method(ABC, nn.Module):
     """Whether `score` goes over pairs in blocks, and holds no more of a pair than its score."""
 
     first_images: int = 0
-    """How many training images `fit` reads before the first step."""
+    """How many training images `fit` reads before the first step, each with its texts."""
 
     def __init__(self, cfg: TowersConfig) -> None:
         super().__init__()
@@ -143,9 +143,9 @@ class Method(ABC, nn.Module):
         tokens = images.tokens / size.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         return einsum("nld,nd->nl", tokens, texts.vector).masked_fill(~images.mask, 0.0)
 
-    def fit(self, images: Images) -> None:
-        """Find, before the first step, what training images give and what does not learn, where it is not
-        there yet."""
+    def fit(self, images: Images, texts: Texts) -> None:
+        """Find, before the first step, what training images and their texts give and what does not learn,
+        where it is not there yet."""
 
     def before_gather(self, local: Pair) -> Pair:
         """Computed in training from local images and texts, before rows are gathered.

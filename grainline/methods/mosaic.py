@@ -4,7 +4,8 @@ The method that grainline recommends, and its own. In four steps:
   1. the tokens of an image are its cells. Their mean, and how often each word of a visual vocabulary is seen
      among them, are projected into one vector (`nn/visual_words.py`); before that the square root is taken
      of both, as of any histogram that is compared by a dot product (the Hellinger kernel);
-  2. a text is read whole, and each of its sentences by itself; a small network adds to the projection;
+  2. a text is read whole, and each of its sentences by itself. A small network adds to the projection, and
+     so does how often each word of a second vocabulary, of the states of text tokens, is seen among them;
   3. the vector of a text lies between the vector of the whole and the mean of those of its sentences;
   4. cross-entropy both ways over cosines, as in CLIP.
 
@@ -24,6 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from grainline.data.texts import Chunking
+from grainline.encoders.base import TextTokens
 from grainline.encoders.towers import Projection, TowersConfig, distinct_rows, read_parts
 from grainline.errors import UserError
 from grainline.losses.contrastive import both_ways
@@ -36,12 +38,15 @@ from grainline.nn.pooling import unit
 from grainline.nn.visual_words import VisualWords
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, full, rows, same_image
 
+TEXTS = 2048  # that words are found among, at most
+
 
 class MosaicConfig(TowersConfig):
     """Encoders, the visual vocabulary, what reads texts, and how the whole and its sentences are weighed."""
 
     visual_words: int = Field(1024, ge=0)  # 0: none
-    temperature: float = Field(0.05, gt=0)  # of the assignment of cells to visual words
+    text_words: int = Field(1024, ge=0)  # found among the states of text tokens; 0: none
+    temperature: float = Field(0.05, gt=0)  # of the assignment of cells and tokens to words
     roots: bool = True  # of the cells; for encoders whose outputs are no less than 0, as those of a ReLU
     hidden: int = Field(512, ge=0)  # width of the network beside the projection of texts; 0: none
     whole: float = Field(0.3, ge=0, le=1)  # share of the whole text; the mean over its sentences has the rest
@@ -80,30 +85,43 @@ class Mosaic(Method):
             self.from_words = Projection(cfg.visual_words, towers.space, cfg.dropout)
             nn.init.zeros_(self.from_words.weight)  # the vector begins as that of the encoder
             self.first_images = 256
+        self.text_words: VisualWords | None = None
+        if cfg.text_words:
+            self.text_words = VisualWords(cfg.text_words, towers.text.width, cfg.temperature)
+            self.from_text_words = Projection(cfg.text_words, towers.space, cfg.dropout)
+            nn.init.zeros_(self.from_text_words.weight)
+            self.first_images, self.reads_words = 256, True
         if cfg.hidden and isinstance(towers.to_text, Projection):
             towers.to_text = ProjectionAndMore(towers.to_text, cfg.hidden)
         self.relations: Relations | None = None
         if cfg.places:
+            if cfg.text_words:
+                raise ValueError("beginnings and ends of sentences have no words: set model.text_words=0")
             if self.grid is None:
                 raise ValueError("places are those of a grid, and image tokens of this encoder have none")
             self.relations = Relations(self.grid, towers.text.width, towers.space)
             self.place_sharpness = LogitScale(12.0, None)
             self.pairwise, self.gathers = True, ("vector", "tokens", "mask", "item", "image")
 
-    def fit(self, images: Images) -> None:
-        """Find the visual words among the cells of some training images. UserError where that cannot be."""
-        if self.visual_words is None or self.visual_words.words.any():
-            return
-        parts = (rows(images, slice(i, i + 32)) for i in range(0, len(images.image), 32))
-        with torch.no_grad():
-            cells = torch.cat([full(x.patches)[x.real()] for x in map(self.towers.image_tokens, parts)])
-        if self.cfg.roots and (least := float(cells.min())) < 0:
-            wrong = f"a cell of this image encoder is {least:.3g}, and has no square root"
-            raise UserError(f"{wrong}: set model.roots=false")
-        if len(cells) < (number := len(self.visual_words.words)):
-            wrong = f"training images have {len(cells)} cells, fewer than the {number} visual words"
-            raise UserError(f"{wrong}: set model.visual_words={len(cells) // 4}")
-        self.visual_words.fit(self._rooted(cells))
+    @torch.no_grad()
+    def fit(self, images: Images, texts: Texts) -> None:
+        """Find the words among the cells of some training images and among the tokens of their texts.
+
+        Raises UserError where that cannot be.
+        """
+        if self.visual_words is not None and not self.visual_words.words.any():
+            some = (rows(images, slice(i, i + 32)) for i in range(0, len(images.image), 32))
+            cells = torch.cat([full(x.patches)[x.real()] for x in map(self.towers.image_tokens, some)])
+            if self.cfg.roots and (least := float(cells.min())) < 0:
+                wrong = f"a cell of this image encoder is {least:.3g}, and has no square root"
+                raise UserError(f"{wrong}: set model.roots=false")
+            fit_words(self.visual_words, self._rooted(cells), "visual_words")
+        if self.text_words is not None and not self.text_words.words.any():
+            ids, mask = texts.ids.flatten(0, 1), texts.mask.flatten(0, 1)
+            first = distinct_rows(ids.masked_fill(~mask, -1))[0]
+            first = first[mask[first].any(1)][:TEXTS]
+            read = [self.towers.text(ids[some], mask[some]) for some in first.split(64)]
+            fit_words(self.text_words, torch.cat([full(x.tokens)[x.mask] for x in read]), "text_words")
 
     def encode_images(self, images: Images) -> Encoded:
         """tokens: what each cell adds to the vector, whose mean it is; with places at length 1"""
@@ -135,14 +153,23 @@ class Mosaic(Method):
 
         With places its looks (`Relations`) stand behind the vector of a sentence: [M, S, 3 D + R + 3].
         """
-        more = None if self.relations is None else partial(self.relations.read, self.towers)
+        more = self._from_text_words if self.text_words is not None else None
+        more = more if self.relations is None else partial(self.relations.read, self.towers)
         parts, mask = read_parts(self.towers, texts, more=more)
         parts, looks = parts.tensor_split([self.towers.space], -1)
+        if self.text_words is not None:
+            parts, looks = parts + looks, looks[..., :0]
         parts, mask = unit(parts), mask.clone()
         if self.cfg.whole:
             mask[:, 0] &= ~mask[:, 1:].any(1)  # the whole of a text of several sentences is none of them
         vector = torch.lerp(mean(parts, mask), parts[:, 0], self.cfg.whole)
         return Encoded(unit(vector), torch.cat([parts, looks], -1), mask, texts.item, texts.image)
+
+    def _from_text_words(self, ids: Tensor, read: TextTokens) -> Tensor:  # noqa: ARG002 - as `read_parts` calls
+        """The share of words in the vectors of texts [U, L]: [U, D]"""
+        assert self.text_words is not None
+        histogram = mean(self.text_words(full(read.tokens)), read.mask)
+        return full(self.from_text_words(histogram * gain_of_root(histogram)))
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.relations is None:
@@ -230,6 +257,14 @@ class ProjectionAndMore(Projection):
         return super().forward(x) + self.more(self.drop(x))
 
 
+def fit_words(words: VisualWords, tokens: Tensor, field: str) -> None:
+    """Find words among tokens. UserError where these are too few. field: of the config, with their number"""
+    if len(tokens) < (number := len(words.words)):
+        wrong = f"training samples have {len(tokens)} tokens, fewer than the {number} words"
+        raise UserError(f"{wrong}: set model.{field}={len(tokens) // 4}")
+    words.fit(tokens)
+
+
 def mean(x: Tensor, mask: Tensor) -> Tensor:
     """The mean of the real tokens in the precision of x, whatever autocast says: [N, L, W] -> [N, W]"""
     return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
@@ -240,6 +275,5 @@ def gain_of_root(x: Tensor) -> Tensor:
 
     They make the root of a mean a sum over what was averaged: each x[l] * gain is the share of l.
     """
-    root = x.clamp(min=0).sqrt()
-    size = root.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    return torch.where(root > 0, 1 / (root * size).clamp(min=1e-12), 0.0)
+    root = x.clamp(min=1e-12).sqrt()  # the root has no gradient at 0, where padding is
+    return torch.where(x > 0, 1 / (root * root.norm(dim=-1, keepdim=True)), 0.0)

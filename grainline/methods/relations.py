@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from grainline.encoders.base import TextTokens
 from grainline.encoders.towers import Towers, distinct_rows
 from grainline.nn.hashing import equal_texts, mixed
 from grainline.nn.pooling import unit
@@ -53,15 +54,15 @@ class Relations(nn.Module):
         nn.init.normal_(self.to_carry.weight, std=width**-0.5)
         nn.init.constant_(self.to_carry.bias, -2.0)
 
-    def read(self, towers: Towers, ids: Tensor, mask: Tensor, pooled: Tensor) -> Tensor:
-        """The `Looks` of sentences in one row each: ids, mask [U, L], summaries [U, W] -> [U, 2 D + R + 3]"""
-        parts = [span(ids, mask, *part) for part in PARTS]
+    def read(self, towers: Towers, ids: Tensor, whole: TextTokens) -> Tensor:
+        """The `Looks` of sentences in one row each: ids [U, L], and what was read -> [U, 2 D + R + 3]"""
+        parts = [span(ids, whole.mask, *part) for part in PARTS]
         both = torch.cat([x for x, _ in parts]), torch.cat([x for _, x in parts])
         with equal_texts(*both):
             ends = unit(towers.to_text(towers.text(*both).pooled)).chunk(2)
         place = torch.arange(ids.shape[1], device=ids.device)
         keys = ((mixed(mixed(both[0]) ^ mixed(place)) * both[1]).sum(1) & 0xFFFFFF).float().view(2, -1).T
-        relation, carry = full(self.to_relation(pooled)), full(self.to_carry(pooled)).sigmoid()
+        relation, carry = full(self.to_relation(whole.pooled)), full(self.to_carry(whole.pooled)).sigmoid()
         return torch.cat([*ends, relation, carry, keys.to(carry)], -1)
 
     def looks(self, rows: Tensor) -> Looks:

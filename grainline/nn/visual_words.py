@@ -1,8 +1,8 @@
-"""Visual words: a fixed vocabulary of image tokens, and how often each of its words is seen in an image.
+"""Visual words: a fixed vocabulary of tokens, and how often each of its words is seen in an image or a text.
 
 A bag of visual words (Sivic & Zisserman, ICCV 2003) with soft assignments (van Gemert et al., TPAMI 2010)
-over the tokens of a pretrained encoder. The vocabulary is a spherical k-means of tokens of some training
-images (`fit`). It does not learn with the model, but what an encoder gives for it may.
+over the tokens of a pretrained encoder, of texts as well. The vocabulary is a spherical k-means of tokens of
+some training samples (`fit`). It does not learn with the model, but what an encoder gives for it may.
 """
 
 import torch
@@ -42,7 +42,7 @@ class VisualWords(nn.Module):
         """
         number = len(self.words)
         if len(tokens) < number:
-            raise ValueError(f"{len(tokens)} image tokens are too few for {number} visual words")
+            raise ValueError(f"{len(tokens)} tokens are too few for {number} words")
         self.centre.copy_(tokens.mean(0))
         x = unit(tokens - self.centre)
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:number]

@@ -88,7 +88,8 @@ def train_loop(run: Run, device: torch.device, resume: Path | None) -> Path:
     if number := min(run.method.first_images if resume is None else 0, len(run.data)):
         # at even distances, the same for all processes
         samples = [run.data[Draw(i, 0, i * len(run.data) // number)] for i in range(number)]
-        run.method.to(device).eval().fit(to(collate(samples).images, device))
+        batch = collate(samples)
+        run.method.to(device).eval().fit(to(batch.images, device), to(batch.texts, device))
         broadcast_buffers(run.method)
     return _Training(run, device).run(resume)
 
