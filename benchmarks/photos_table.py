@@ -83,12 +83,12 @@ ROWS = {
                            "text": SCRATCH | {"vocab": 2000, "context": 256}}),
     "mosaic_no_roots": Row("mosaic", {"roots": False}, "both", like="mosaic"),
     "mosaic_no_words": Row("mosaic", {"visual_words": 0}, "both", like="mosaic"),
+    "mosaic_no_text_words": Row("mosaic", {"text_words": 0}, "both", like="mosaic"),
     "mosaic_no_network": Row("mosaic", {"hidden": 0}, "both", like="mosaic"),
     "mosaic_no_whole": Row("mosaic", {"whole": 0}, "both", like="mosaic"),
-    "mosaic_places": Row("mosaic", {"places": True}, "both", like="mosaic"),
+    "mosaic_places": Row("mosaic", {"places": True, "text_words": 0}, "both", like="mosaic"),
 }  # fmt: skip
-"""The methods; controls: one caption a step, the mean over vectors of sentences, two random towers; and the
-parts of Mosaic taken out, or put in."""
+"""The methods; controls, as one caption a step and two random towers; and Mosaic with parts out, or in."""
 
 TRAINED = "flickr8k", "openstax", "scenes"
 
