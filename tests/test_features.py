@@ -209,7 +209,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
     def dies(pixels: torch.Tensor) -> torch.Tensor:
         calls.append(len(pixels))
-        if calls.count(6) == 2:
+        if len(pixels) == 6 and calls.count(6) == 2:
             raise KeyboardInterrupt
         return pixels.float().mean((2, 3))[:, None] / 255
 
