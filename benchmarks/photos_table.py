@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.study import Job, Line, Measure, chosen
 
-STEPS = {"flickr8k": (128, 328), "openstax": (64, 300), "scenes": (64, 300)}  # batch, and steps
+STEPS = {"flickr8k": (64, 300), "openstax": (64, 300), "scenes": (64, 300)}  # batch, and steps
 CHOICE = 64, 164  # the same where settings are chosen: a quarter of the pairs
 SECONDS = 180  # of a training in the stage `time`
 HELD_OUT = 500  # images that settings are chosen on

@@ -24,8 +24,8 @@ from grainline.methods.relations import (
     relation_score,
     span,
 )
+from grainline.nn.bag_of_words import BagOfWords
 from grainline.nn.pooling import unit
-from grainline.nn.visual_words import VisualWords
 from grainline.training.step import step
 from grainline.types import Clock, Images, Pair
 
@@ -53,7 +53,7 @@ def slow_root(x: Tensor) -> Tensor:
     return torch.tensor([math.sqrt(one / total) for one in x.tolist()], dtype=torch.float64)
 
 
-def slow_histogram(words: VisualWords, tokens: Tensor, temperature: float) -> Tensor:
+def slow_histogram(words: BagOfWords, tokens: Tensor, temperature: float) -> Tensor:
     histogram = torch.zeros(len(words.words), dtype=torch.float64)
     for token in tokens:
         away = token - words.centre.double()
@@ -133,12 +133,12 @@ def test_the_parts_of_a_text_are_its_whole_and_its_sentences() -> None:
 def test_visual_words_are_the_centres_of_clusters_and_found_once() -> None:
     centres = torch.eye(6)[:4] * 3
     tokens = centres.repeat_interleave(30, 0) + 0.01 * torch.randn(120, 6)
-    words = VisualWords(4, 6, 0.05)
+    words = BagOfWords(4, 6, 0.05)
     words.fit(tokens)
     expected = unit(centres - tokens.mean(0))
     assert sorted((words.words @ expected.T).argmax(1).tolist()) == [0, 1, 2, 3]
     assert (words(tokens).argmax(1).view(4, 30) == words(centres).argmax(1)[:, None]).all()
-    again = VisualWords(4, 6, 0.05)
+    again = BagOfWords(4, 6, 0.05)
     again.fit(tokens)
     assert torch.equal(words.words, again.words)
 
@@ -153,7 +153,7 @@ def test_a_fit_says_what_does_not_go() -> None:
     method = mosaic_unfitted("roots=false")
     assert method.first_images > len(both[0].image)
     method.fit(*both)
-    vocabularies = [x for x in method.modules() if isinstance(x, VisualWords)]
+    vocabularies = [x for x in method.modules() if isinstance(x, BagOfWords)]
     before = [x.words.clone() for x in vocabularies]
     assert [bool(x.any()) for x in before] == [True, True]
     method.fit(*batch(seed=1))  # a run that goes on, or begins with another, has them already

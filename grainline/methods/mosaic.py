@@ -2,7 +2,7 @@
 
 The method that grainline recommends, and its own. In four steps:
   1. the tokens of an image are its cells. Their mean, and how often each word of a visual vocabulary is seen
-     among them, are projected into one vector (`nn/visual_words.py`); before that the square root is taken
+     among them, are projected into one vector (`nn/bag_of_words.py`); before that the square root is taken
      of both, as of any histogram that is compared by a dot product (the Hellinger kernel);
   2. a text is read whole, and each of its sentences by itself. A small network adds to the projection, and
      so does how often each word of a second vocabulary, of the states of text tokens, is seen among them;
@@ -33,9 +33,9 @@ from grainline.methods.base import Method, dot
 from grainline.methods.maxsim import late_heat, late_score
 from grainline.methods.relations import Relations, relation_score
 from grainline.methods.shared import LogitScale
+from grainline.nn.bag_of_words import BagOfWords
 from grainline.nn.hashing import Dropout
 from grainline.nn.pooling import unit
-from grainline.nn.visual_words import VisualWords
 from grainline.types import Clock, Encoded, Images, Pair, Term, Texts, full, rows, same_image
 
 TEXTS = 2048  # that words are found among, at most
@@ -79,15 +79,15 @@ class Mosaic(Method):
         self.chunking = Chunking(whole=True) if cfg.whole else None
         self.own_cells, self.averaged = cfg.averaged or cfg.places, not cfg.places
         self.scale = LogitScale(cfg.scale or 1 / 0.07, cfg.max_scale)
-        self.visual_words: VisualWords | None = None
+        self.visual_words: BagOfWords | None = None
         if cfg.visual_words:
-            self.visual_words = VisualWords(cfg.visual_words, towers.image.width, cfg.temperature)
+            self.visual_words = BagOfWords(cfg.visual_words, towers.image.width, cfg.temperature)
             self.from_words = Projection(cfg.visual_words, towers.space, cfg.dropout)
             nn.init.zeros_(self.from_words.weight)  # the vector begins as that of the encoder
             self.first_images = 256
-        self.text_words: VisualWords | None = None
+        self.text_words: BagOfWords | None = None
         if cfg.text_words:
-            self.text_words = VisualWords(cfg.text_words, towers.text.width, cfg.temperature)
+            self.text_words = BagOfWords(cfg.text_words, towers.text.width, cfg.temperature)
             self.from_text_words = Projection(cfg.text_words, towers.space, cfg.dropout)
             nn.init.zeros_(self.from_text_words.weight)
             self.first_images, self.reads_words = 256, True
@@ -257,7 +257,7 @@ class ProjectionAndMore(Projection):
         return super().forward(x) + self.more(self.drop(x))
 
 
-def fit_words(words: VisualWords, tokens: Tensor, field: str) -> None:
+def fit_words(words: BagOfWords, tokens: Tensor, field: str) -> None:
     """Find words among tokens. UserError where these are too few. field: of the config, with their number"""
     if len(tokens) < (number := len(words.words)):
         wrong = f"training samples have {len(tokens)} tokens, fewer than the {number} words"

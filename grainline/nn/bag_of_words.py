@@ -1,7 +1,7 @@
-"""Visual words: a fixed vocabulary of tokens, and how often each of its words is seen in an image or a text.
+"""A bag of words: a fixed vocabulary of tokens, and how often each word is seen in an image or a text.
 
-A bag of visual words (Sivic & Zisserman, ICCV 2003) with soft assignments (van Gemert et al., TPAMI 2010)
-over the tokens of a pretrained encoder, of texts as well. The vocabulary is a spherical k-means of tokens of
+The visual words of Sivic & Zisserman (ICCV 2003), with soft assignments (van Gemert et al., TPAMI 2010), over
+the tokens of a pretrained encoder, of texts as well. The vocabulary is a spherical k-means of tokens of
 some training samples (`fit`). It does not learn with the model, but what an encoder gives for it may.
 """
 
@@ -14,8 +14,8 @@ from grainline.types import full
 ROUNDS = 3  # of k-means; after two, more change little
 
 
-class VisualWords(nn.Module):
-    """Soft assignments of tokens to visual words."""
+class BagOfWords(nn.Module):
+    """Soft assignments of tokens to the words of a vocabulary."""
 
     centre: Tensor
     words: Tensor
