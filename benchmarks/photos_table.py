@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.study import Job, Line, Measure, chosen
 
-STEPS = {"flickr8k": (64, 300), "openstax": (64, 300), "scenes": (64, 300)}  # batch, and steps
-CHOICE = 64, 164  # the same where settings are chosen: a quarter of the pairs
+SIZE, CHOICE = (64, 300), (64, 164)  # batch and steps, also where settings are chosen
 SECONDS = 180  # of a training in the stage `time`
 HELD_OUT = 500  # images that settings are chosen on
 SCENES = "scenes:train?count=6000&size=130", "scenes:dev?count=500&size=130"
@@ -78,6 +77,7 @@ ROWS = {
     "vse": Row("vse", {}, "one", {
         "model.margin": (0.2, 0.1), "model.hardest_after": (None, "never")}),
     "clip_one": Row("clip", {}, "one", like="clip"),
+    "clip_both": Row("clip", {}, "both", like="clip"),
     "clip_sentences": Row("clip", {"scoring": "sentences"}, like="clip"),
     "random": Row("clip", {"image": SCRATCH | {"size": 130, "patch": 26}, "dropout": 0,
                            "text": SCRATCH | {"vocab": 2000, "context": 256}}),
@@ -88,7 +88,7 @@ ROWS = {
     "mosaic_no_whole": Row("mosaic", {"whole": 0}, "both", like="mosaic"),
     "mosaic_places": Row("mosaic", {"places": True, "text_words": 0}, "both", like="mosaic"),
 }  # fmt: skip
-"""The methods; controls, as one caption a step and two random towers; and Mosaic with parts out, or in."""
+"""The methods; controls, as CLIP with what Mosaic reads, and random towers; Mosaic with parts out, or in."""
 
 TRAINED = "flickr8k", "openstax", "scenes"
 
@@ -169,7 +169,7 @@ def jobs(stage: str, out: Path, folder: Path, seeds: Sequence[int], lines: Seque
     for seed in seeds[:1] if choose else seeds:
         for data in TRAINED[: 1 if choose else None]:
             files, measured = sources(data, folder, choose, out), measures(data, folder, choose, out)
-            size = CHOICE if choose else STEPS[data]
+            size = CHOICE if choose else SIZE
             for name, row in ROWS.items():
                 if choose:
                     variants = tried(row) if row.tries else {}
@@ -197,5 +197,5 @@ def steps_in_time(lines: Sequence[Line], data: str, row: str) -> int:
     """The number of steps in SECONDS of training, by the lines of the stage `final`."""
     own = [x for x in lines if (x["stage"], x["set"], x["row"]) == ("final", data, row) and x["steps"] > 1]
     if not own:
-        return STEPS[data][1]
+        return SIZE[1]
     return round(SECONDS * statistics.median(x["steps"] / x["train_s"] for x in own))

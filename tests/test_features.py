@@ -297,18 +297,18 @@ def test_features_with_tokens_serve_a_method_that_reads_summaries_alone(
     assert "computing the features" not in capsys.readouterr().out
 
 
-def looked_up(pair: Path, name: str = "clip") -> tuple[Model, Any, Any, list[list[int]]]:
+def looked_up(pair: Path, name: str = "clip", captions: Any = "random") -> tuple[Model, Any, Any, Any]:
     """A model, what puts cached texts into it, a batch of texts, and the rows of it that were computed."""
     values = {"pretrained": str(pair), "image": {}, "text": {"tune": "frozen"}, "width": 32}
     begun = start(Description(name, method_config(name, values, "test")))
     model = Model(begun.description, begun.method().eval(), load_tokenizer(str(pair)))
     source = open_source(SCENES, size=16)
-    data = DataConfig(features="auto", texts=TextsConfig(captions="random"))
+    data = DataConfig(features="auto", texts=TextsConfig(captions=captions))
     recipe = Recipe(method="clip", model={}, data=data, train=TrainConfig(max_steps=1, global_batch_size=2))
     actual = cached_texts(recipe, source, model, torch.device("cpu"))
     assert actual is not None
-    captions = [*source[0].captions, "A dog in wet sand.", *source[5].captions, "Trees."]
-    texts = texts_of(encode_parts(model.tokenizer, captions, model.method.context, 1).ids)
+    strings = [*source[0].captions, "A dog in wet sand.", *source[5].captions, "Trees."]
+    texts = texts_of(encode_parts(model.tokenizer, strings, model.method.context, 1).ids)
     computed: list[list[int]] = []
     forward = model.method.towers.text.forward
 
@@ -349,8 +349,8 @@ def test_a_text_encoder_behind_its_cache_gives_the_same(name: str, pair: Path) -
 def test_texts_are_computed_once_for_methods_that_read_them_in_different_ways(
     pair: Path, cache: Path
 ) -> None:
-    for name in ("clip", "laps", "maxsim"):  # one part without its words, with them, sentences
-        looked_up(pair, name)
+    for name in ("clip whole", "clip", "laps", "maxsim"):  # one part without its words, with them, sentences
+        looked_up(pair, *name.split())
     assert len(list(cache.iterdir())) == 1
 
 

@@ -36,16 +36,10 @@ class BagOfWords(nn.Module):
 
     @torch.no_grad()
     def fit(self, tokens: Tensor) -> None:
-        """Find the words among tokens [R, W] by spherical k-means; the same tokens give the same words.
-
-        Raises ValueError for fewer tokens than words.
-        """
-        number = len(self.words)
-        if len(tokens) < number:
-            raise ValueError(f"{len(tokens)} tokens are too few for {number} words")
+        """Find the words among at least as many tokens [R, W]; the same tokens give the same words."""
         self.centre.copy_(tokens.mean(0))
         x = unit(tokens - self.centre)
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:number]
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: len(self.words)]
         words = x[order.to(x.device)]
         for _ in range(ROUNDS):
             nearest = torch.cat([(part @ words.T).argmax(1) for part in x.split(4096)])
