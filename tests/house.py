@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 36_963,  # code and docstrings; goal 35,000
-    "lines": 44_536,  # goal 42,000
-    "test lines": 43_631,  # goal 41,000
+    "code lines": 36_966,  # code and docstrings; goal 35,000
+    "lines": 44_539,  # goal 42,000
+    "test lines": 43_643,  # goal 41,000
     "benchmark lines": 3_492,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
@@ -38,6 +38,9 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("code lines", 32, "words of texts in Mosaic: rSum +15 and +18 on photographs; of the same 1,800"),
     ("lines", 36, "the same"),
     ("test lines", 32, "its tests"),
+    ("code lines", 3, "several threads import transformers at once; of the same 1,800"),
+    ("lines", 3, "the same"),
+    ("test lines", 12, "its test"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

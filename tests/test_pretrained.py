@@ -520,6 +520,15 @@ def test_a_hub_out_of_reach_is_one_line_that_says_what_to_do(tmp_path: Path) -> 
 # The five traps of the library
 
 
+def test_threads_that_load_models_at_once_all_get_the_library() -> None:
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor as Pool;"
+        "from grainline.encoders.pretrained.hub import library;"
+        "print(len({*Pool(4).map(lambda _: library(), range(4))}))"
+    )
+    assert run(code) == "1\n"
+
+
 def test_a_broken_torchvision_beside_us_is_one_line_that_says_what_to_do(
     saved: Saved, tmp_path: Path
 ) -> None:
