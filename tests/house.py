@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 36_966,  # code and docstrings; goal 35,000
-    "lines": 44_539,  # goal 42,000
-    "test lines": 43_643,  # goal 41,000
+    "code lines": 36_962,  # code and docstrings; goal 35,000
+    "lines": 44_534,  # goal 42,000
+    "test lines": 43_641,  # goal 41,000
     "benchmark lines": 3_492,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,

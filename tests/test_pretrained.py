@@ -517,16 +517,14 @@ def test_a_hub_out_of_reach_is_one_line_that_says_what_to_do(tmp_path: Path) -> 
     assert "give a folder, or set HF_HOME" in line
 
 
-# The five traps of the library
-
-
-def test_threads_that_load_models_at_once_all_get_the_library() -> None:
-    code = (
-        "from concurrent.futures import ThreadPoolExecutor as Pool;"
-        "from grainline.encoders.pretrained.hub import library;"
-        "print(len({*Pool(4).map(lambda _: library().CLIPModel, range(4))}))"
+def test_a_thread_that_loads_while_another_imports_gets_the_whole_library(tmp_path: Path) -> None:
+    late = (
+        "import sys, time, types; time.sleep(2); sys.modules[__name__] = types.SimpleNamespace(CLIPModel=0)"
     )
-    assert run(code) == "1\n"
+    (tmp_path / "transformers.py").write_text(late)  # as the library, it replaces itself in the end
+    begin = "import threading, time; from grainline.encoders.pretrained.hub import library"
+    code = f"{begin}; threading.Thread(target=library).start(); time.sleep(1); print(library().CLIPModel)"
+    assert run(code, PYTHONPATH=str(tmp_path)) == "0\n"
 
 
 def test_a_broken_torchvision_beside_us_is_one_line_that_says_what_to_do(

@@ -3,7 +3,6 @@
 Those of results.md and performance.md read their numbers from the tables of these pages.
 """
 
-import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -74,12 +73,6 @@ ROW, VALUE = 26, 62
 Interval = tuple[str, float, float]  # value as the page has it, low, high
 
 
-def cells(page: str) -> list[list[str]]:
-    """The rows of all tables of a page."""
-    said = (DOCS / page).read_text(encoding="utf-8").splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in said if line.startswith("|")]
-
-
 def interval(cell: str) -> Interval:
     """The first value (low to high) of a cell."""
     found = re.search(r"([\d.]+) \(([\d.]+) to ([\d.]+)\)", cell)
@@ -141,10 +134,12 @@ def badges() -> str:
 
 
 def below(page: str, head: str) -> list[list[str]]:
-    """The rows of the table of a page whose head has this cell."""
-    rows = cells(page)
-    first = next(k for k, row in enumerate(rows) if head in row)
-    return [*itertools.takewhile(lambda row: len(row) == len(rows[first]), rows[first + 2 :])]
+    """The rows of the first table of a page whose head has this cell."""
+    for table in re.findall(r"(?:^\|.*\n)+", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE):
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        if head in rows[0]:
+            return rows[2:]
+    raise ValueError(f"{page} has no table with {head}")
 
 
 def results() -> str:

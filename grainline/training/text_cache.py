@@ -67,12 +67,11 @@ def cached_texts(
     encoder = text_fingerprint(side, tower, model.tokenizer)
     reads_whole = method.parts == 1 or (method.chunking is not None and method.chunking.whole)
     whole = texts.captions == "whole" and texts.per_image > 0 and reads_whole
-    for fuller in dict.fromkeys((True, whole)):  # texts with the whole ones serve those who read sentences
-        kind, out = place(TEXTS, source, encoder, method.context, texts.splitter, fuller)
-        if out.is_dir():
-            break
+    at = partial(place, TEXTS, source, encoder, method.context, texts.splitter)
+    whole = whole or at(True)[1].is_dir()  # texts with the whole ones serve those who read sentences
+    kind, out = at(whole)
     settings = {"encoder": encoder, "width": tower.width}
-    choose, read = partial(_texts_of, splitter=texts.splitter, whole=fuller), text_reader(model, tower)
+    choose, read = partial(_texts_of, splitter=texts.splitter, whole=whole), text_reader(model, tower)
     write_once(out, partial(make_texts, kind, source, choose, read, out, settings), len(source))
     return CachedTexts(kind, out, name, tower.width).install
 

@@ -15,7 +15,7 @@ import string
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,7 @@ def from_folder(folder: Path) -> TextTokenizer:
     )
     lowers = any(read_settings(x).get("do_lower_case") for x in folder.glob("sentence_*_config.json"))
     with _one_line(folder):
-        import transformers
-
+        transformers = import_module("transformers")  # whole also beside a thread that imports it
         _check_tables(content.get("normalizer"))
         name = _reader(folder, settings, str(config.get("model_type") or ""), complete=bool(content))
         options: dict[str, Any] = {"local_files_only": True}

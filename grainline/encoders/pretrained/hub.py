@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import import_module, metadata
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -33,7 +32,6 @@ WEIGHTS = {  # the first of these files that there is, and what belongs to it
     "open_clip_model.safetensors": "open_clip_model.safetensors",
     "open_clip_pytorch_model.bin": "open_clip_pytorch_model.bin",
 }
-IMPORT = Lock()  # a second thread would get a transformers that has no models yet
 
 
 def download(name: str, *, revision: str | None = None, token: str | None = None) -> Path:
@@ -142,11 +140,10 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
 def library() -> Any:
     """The transformers library, or one line about why it cannot be imported (often a broken torchvision)."""
     try:
-        with IMPORT:
-            import transformers
-
-            transformers.CLIPModel  # noqa: B018  modules of models are imported with their first use
-            return transformers
+        # Not `import transformers`: beside a thread that imports it, this gives a module that is not whole.
+        transformers = import_module("transformers")
+        transformers.CLIPModel  # noqa: B018  modules of models are imported with their first use
+        return transformers
     except (ImportError, RuntimeError, AttributeError, OSError) as error:
         cause: BaseException = error
         while cause.__cause__ is not None:  # the library wraps an error once for each module on the way
