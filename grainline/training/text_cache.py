@@ -67,9 +67,9 @@ def cached_texts(
     encoder = text_fingerprint(side, tower, model.tokenizer)
     reads_whole = method.parts == 1 or (method.chunking is not None and method.chunking.whole)
     whole = texts.captions == "whole" and texts.per_image > 0 and reads_whole
-    at = partial(place, TEXTS, source, encoder, method.context, texts.splitter)
-    whole = whole or at(True)[1].is_dir()  # texts with the whole ones serve those who read sentences
-    kind, out = at(whole)
+    folder = partial(place, TEXTS, source, encoder, method.context, texts.splitter)
+    whole = whole or folder(True)[1].is_dir()  # texts with the whole ones serve those who read sentences
+    kind, out = folder(whole)
     settings = {"encoder": encoder, "width": tower.width}
     choose, read = partial(_texts_of, splitter=texts.splitter, whole=whole), text_reader(model, tower)
     write_once(out, partial(make_texts, kind, source, choose, read, out, settings), len(source))
