@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS := $(VENV)/.docs
 
 .PHONY: demo docs test kernels-test oldest check fix mutants benchmarks clean
 
@@ -28,7 +29,7 @@ fix: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Kernels in Triton's interpreter, and compiled for GPUs: two to three minutes, in an environment with the extra `kernels`.
+# Kernels in Triton's interpreter, and compiled for GPUs: two minutes, in an environment with the extra `kernels`.
 kernels-test: $(READY)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,kernels]"
 	GRAINLINE_KERNELS=interpret TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 tests/test_kernels.py
@@ -39,8 +40,7 @@ mutants: $(READY)
 	$(BIN)/python tests/mutants.py
 
 # The site in build/site; a broken link, or a notebook that fails, fails it.
-docs: $(READY)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
+docs: $(DOCS)
 	$(BIN)/python -m mkdocs build --strict
 
 benchmarks: $(READY)
@@ -52,6 +52,10 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "grainline needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	@touch $@
 
 clean:
