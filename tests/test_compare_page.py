@@ -79,6 +79,8 @@ def test_a_page_says_what_to_act_on_and_how_sure_it_is(tmp_path: Path) -> None:
         "A model is better or worse than a where p after Holm over 2 differences is below 0.05, the paired"
         " 95% interval lacks 0, and all seeds agree.",
     ]
+    other = one._replace(ranks=tuple(x._replace(measure=MEDIAN) for x in one.ranks))
+    assert next(findings(other)) == f"set is the best in {MEDIAN} on set: 5.0 (4.0 to 6.0)."
     write_comparison_html(tmp_path / "x.html", one, {}, nothing)
     words = "".join(Page((tmp_path / "x.html").read_text()).words.split())
     for part in (

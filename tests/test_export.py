@@ -33,8 +33,6 @@ from grainline.types import Texts
 DOCS = Path(__file__).parent.parent / "docs" / "export.md"
 LONG = "A dog runs. The sand is wet. A man waits. He has a bag. It rains."
 TEXTS = ["A red circle is above a blue square.", "A dog runs. The sand is wet. It is grey."]
-
-
 COMPOSER = ("heads=2", "composer.depth=1", "composer.heads=2")
 SQUARES = ("image.superpixels.kind=grid", "image.depths=[1,1]", "image.groups=[4]")
 

@@ -71,10 +71,10 @@ def write_cards(comparison: Comparison, folder: Path) -> None:
 
 def findings(comparison: Comparison) -> Iterator[str]:
     """Sentences that a reader can act on: the best of each column, sure differences, the number of others."""
-    for i, measure in _measures(comparison):
-        column, best = comparison.columns[i], sure_best(comparison, i, measure)
-        if best and measure == column.measures[0] and (m := comparison.cell(best, i).metric(measure)):
-            yield f"{best} is the best in {measure} on {column.title}: {m.text(m.value)} ({m.ends()})."
+    best = {i: (x, who) for i, x in [*_measures(comparison)][::-1] if (who := sure_best(comparison, i, x))}
+    for i, (x, who) in sorted(best.items()):  # by the first measure that has a best one
+        m: Any = comparison.cell(who, i).metric(x)
+        yield f"{who} is the best in {x} on {comparison.columns[i].title}: {m.text(m.value)} ({m.ends()})."
     sure = [one for one in comparison.gains if one.verdict != "undecided"]
     sure.sort(key=lambda one: comparison.columns[one.column].measures.index(one.measure))
     for one in sure[:SENTENCES]:

@@ -57,7 +57,7 @@ class Meter:
     def counts(self, data: Encodings | None = None) -> dict[str, Any]:
         """The rows and seconds since `start`, for `cost_of`. data: a query is scored against its images."""
         cuda = self.device.type == "cuda"
-        name = torch.cuda.get_device_name(self.device) if cuda else f"cpu, {torch.get_num_threads()} threads"
+        name = torch.cuda.get_device_name(self.device) if cuda else f"cpu, threads: {torch.get_num_threads()}"
         out: dict[str, Any] = {"device": name, "query": None, "gallery": 0}
         for side, batches in self.batches.items():
             timed = batches[1:] or batches  # the first one warms up

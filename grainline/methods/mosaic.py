@@ -12,7 +12,7 @@ The method that grainline recommends, and its own. In four steps:
 The score is the cosine of two vectors, so that an index by vector is exact. Image tokens are what each cell
 adds to the vector, so that heat is the share of each cell in the score.
 
-With `places`, for encoders that learn from scratch, sentences find places among the cells as in MaxSim, and
+With `places`, for a few kinds of objects at places, sentences find places among the cells as in MaxSim, and
 how two places of a sentence lie to each other is scored too (`methods/relations.py`). The beginnings and ends
 of sentences learn to find an image that has them. Relations learn on top of sentences: in one loss, places
 became a shortcut, and colours and shapes were learnt far later (docs/LOG.md).
