@@ -143,7 +143,7 @@ def below(page: str, head: str) -> list[list[str]]:
 
 
 def results() -> str:
-    """rSum of every method over the same frozen encoders, from results.md; the best of the first set on top."""
+    """rSum of the methods over the same frozen encoders, from results.md; the best of the first set on top."""
     chance = {"Flickr8k, single": 3.2, "Flickr8k, joined": 3.2, "OpenStax": 5.6}
     rows = below("results.md", "Flickr8k, single")
     rows.sort(key=lambda row: -float(interval(row[1])[0]))
