@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 36_962,  # code and docstrings; goal 35,000
-    "lines": 44_534,  # goal 42,000
-    "test lines": 43_641,  # goal 41,000
+    "code lines": 36_973,  # code and docstrings; goal 35,000
+    "lines": 44_547,  # goal 42,000
+    "test lines": 43_663,  # goal 41,000
     "benchmark lines": 3_492,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
@@ -41,6 +41,9 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("code lines", 3, "several threads import transformers at once; of the same 1,800"),
     ("lines", 3, "the same"),
     ("test lines", 12, "its test"),
+    ("code lines", 11, "words of texts skip padding, which halves steps on long texts; of the 1,800"),
+    ("lines", 13, "the same"),
+    ("test lines", 22, "its test"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

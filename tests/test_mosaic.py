@@ -26,6 +26,7 @@ from grainline.methods.relations import (
 )
 from grainline.nn.bag_of_words import BagOfWords
 from grainline.nn.pooling import unit
+from grainline.nn.runtime import static
 from grainline.training.step import step
 from grainline.types import Clock, Images, Pair
 
@@ -103,6 +104,24 @@ def test_the_vector_of_a_text_has_its_words() -> None:
         )
         vector = plain[n] + weight @ slow_root(histogram)
         torch.testing.assert_close(encoded[n], vector / vector.norm(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_histogram_reads_real_tokens_alone_and_its_gradient_is_that_of_the_loop() -> None:
+    words = BagOfWords(5, 6, 0.5)
+    words.fit(torch.randn(40, 6))
+    words.double()
+    lengths = [3, 0, 4, 1]
+    tokens = torch.randn(4, 4, 6, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(4) < torch.tensor(lengths)[:, None]
+    rows = [words(tokens[n, :length]).sum(0) / max(1, length) for n, length in enumerate(lengths)]
+    weight = torch.randn(4, 5, dtype=torch.float64)
+    (expected,) = torch.autograd.grad((torch.stack(rows) * weight).sum(), tokens)
+    with static():
+        padded = words.histogram(tokens, mask)
+    for histogram in (words.histogram(tokens, mask), padded):
+        torch.testing.assert_close(histogram, torch.stack(rows))
+        (gradient,) = torch.autograd.grad((histogram * weight).sum(), tokens)
+        torch.testing.assert_close(gradient, expected)
 
 
 def test_a_text_lies_between_its_whole_and_the_mean_of_its_sentences() -> None:

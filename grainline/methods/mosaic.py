@@ -168,7 +168,7 @@ class Mosaic(Method):
     def _from_text_words(self, ids: Tensor, read: TextTokens) -> Tensor:  # noqa: ARG002 - as `read_parts` calls
         """The share of words in the vectors of texts [U, L]: [U, D]"""
         assert self.text_words is not None
-        histogram = mean(self.text_words(full(read.tokens)), read.mask)
+        histogram = self.text_words.histogram(full(read.tokens), read.mask)
         return full(self.from_text_words(histogram * gain_of_root(histogram)))
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:

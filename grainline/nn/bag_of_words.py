@@ -8,7 +8,8 @@ some training samples (`fit`). It does not learn with the model, but what an enc
 import torch
 from torch import Tensor, nn
 
-from grainline.nn.pooling import unit
+from grainline.nn.pooling import mean_pool, unit
+from grainline.nn.runtime import is_static
 from grainline.types import full
 
 ROUNDS = 3  # of k-means; after two, more change little
@@ -33,6 +34,18 @@ class BagOfWords(nn.Module):
         softmax over k of cos(token - centre, words[k]) / temperature
         """
         return (full(unit(tokens - self.centre) @ self.words.T) / self.temperature).softmax(-1)
+
+    def histogram(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """The mean share of each word among the real tokens: [N, L, W], [N, L] -> [N, K], 0 without one
+
+        Padding costs nothing: a batch of long and short texts is mostly padding.
+        """
+        if is_static():
+            return mean_pool(self(tokens), mask).vector
+        lengths = mask.sum(1)
+        # Not index_add, which has other bits in each run on a GPU.
+        sums = torch.segment_reduce(self(tokens[mask]), "sum", lengths=lengths, initial=0)
+        return sums / lengths[:, None].clamp(min=1)
 
     @torch.no_grad()
     def fit(self, tokens: Tensor) -> None:
