@@ -28,7 +28,7 @@ from grainline.nn.bag_of_words import BagOfWords
 from grainline.nn.pooling import unit
 from grainline.nn.runtime import static
 from grainline.training.step import step
-from grainline.types import Clock, Images, Pair
+from grainline.types import Clock, Images, Pair, rows
 
 SHARP, ROWS, COLUMNS = 5.0, 2, 3
 PLACES = [((x + 0.5) / COLUMNS - 0.5, (y + 0.5) / ROWS - 0.5) for y in range(ROWS) for x in range(COLUMNS)]
@@ -284,8 +284,15 @@ def test_relations_begin_at_nothing_and_then_depend_on_the_sentence_before() -> 
     images, texts = batch()
     fresh, method = build("mosaic-places"), mosaic("mosaic-places")
     a, b = fresh.encode_images(images), fresh.encode_texts(texts)
-    plain = late_score(a.tokens, a.mask, b.tokens[..., :WIDTH], b.mask, 10.0)
+    each = [
+        late_score(a.tokens, a.mask, b.tokens[:, [s], :WIDTH], b.mask[:, [s]], 10.0)
+        for s in range(b.mask.shape[1])
+    ]
+    plain = sum(each) / (1 + b.mask.sum(1))  # the mean of real sentences and an empty one
     torch.testing.assert_close(fresh.score(a, b), plain)
+    own = [i for i in range(len(b.vector)) if b.image[i] >= 0]
+    pairs = rows(a, b.image[own]), rows(b, torch.tensor(own))
+    torch.testing.assert_close(fresh.heat(*pairs).sum(1), plain[b.image[own], own])
     b = method.encode_texts(texts)
     assert not torch.allclose(method.score(a, b), plain)
     turned = method.encode_texts(texts._replace(ids=texts.ids.flip(1), mask=texts.mask.flip(1)))

@@ -13,7 +13,8 @@ The score is the cosine of two vectors, so that an index by vector is exact. Ima
 adds to the vector, so that heat is the share of each cell in the score.
 
 With `places`, for a few kinds of objects at places, sentences find places among the cells as in MaxSim, and
-how two places of a sentence lie to each other is scored too (`methods/relations.py`). The beginnings and ends
+how two places of a sentence lie to each other is scored too (`methods/relations.py`). The score is their mean
+with one empty sentence more, so that it grows as a description becomes more complete. The beginnings and ends
 of sentences learn to find an image that has them. Relations learn on top of sentences: in one loss, places
 became a shortcut, and colours and shapes were learnt far later (docs/LOG.md).
 """
@@ -174,7 +175,7 @@ class Mosaic(Method):
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.relations is None:
             return dot(images, texts)
-        return self._sentences(images, texts) + self._relations(images, texts)
+        return (self._sentences(images, texts) + self._relations(images, texts)) * reward(texts)
 
     def _sentences(self, images: Encoded, texts: Encoded) -> Tensor:
         own = texts.tokens[..., : self.towers.space]
@@ -238,7 +239,8 @@ class Mosaic(Method):
         if self.relations is None:
             return super().heat(images, texts)
         own = texts.tokens[..., : self.towers.space]
-        return late_heat(images.tokens, images.mask, own, texts.mask, self.cfg.sharpness)
+        heat = late_heat(images.tokens, images.mask, own, texts.mask, self.cfg.sharpness)
+        return heat * reward(texts)[:, None]
 
 
 class ProjectionAndMore(Projection):
@@ -268,6 +270,16 @@ def fit_words(words: BagOfWords, tokens: Tensor, field: str) -> None:
 def mean(x: Tensor, mask: Tensor) -> Tensor:
     """The mean of the real tokens in the precision of x, whatever autocast says: [N, L, W] -> [N, W]"""
     return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def reward(texts: Encoded) -> Tensor:
+    """The factor of the mean over n sentences that rewards reading more: n / (n + 1), [M]
+
+    It makes it a mean with one empty sentence, which scores 0. A further sentence raises the score where it
+    fits better than n / (n + 1) of the mean so far. Training compares texts with other texts, by means.
+    """
+    number = texts.mask.sum(1)
+    return number / (number + 1)
 
 
 def gain_of_root(x: Tensor) -> Tensor:
