@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 36_983,  # code and docstrings; goal 35,000
-    "lines": 44_559,  # goal 42,000
-    "test lines": 43_673,  # goal 41,000
+    "code lines": 37_012,  # code and docstrings; goal 35,000
+    "lines": 44_590,  # goal 42,000
+    "test lines": 43_705,  # goal 41,000
     "benchmark lines": 3_492,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
@@ -47,6 +47,9 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("code lines", 10, "the empty sentence of Mosaic with places: HiMo@K 0.07 to 0.88; of the same 1,800"),
     ("lines", 12, "the same"),
     ("test lines", 10, "its test, and these rows"),
+    ("code lines", 29, "cached images are counted once: from epoch 2 on 1.8 times as fast; of the 1,800"),
+    ("lines", 31, "the same"),
+    ("test lines", 32, "its test, and these rows"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

@@ -124,6 +124,35 @@ def test_a_histogram_reads_real_tokens_alone_and_its_gradient_is_that_of_the_loo
         torch.testing.assert_close(gradient, expected)
 
 
+def test_images_with_cached_features_are_counted_once_until_words_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method, counted = mosaic("mosaic", "roots=false", "dropout=0"), list[int]()
+    images, _ = batch()
+    with torch.no_grad():
+        read = method.towers.image_tokens(images)
+    features = torch.cat([read.pooled[:, None], read.patches], 1).half()
+    images = images._replace(features=features)
+    plain, words = BagOfWords.forward, method.visual_words
+    assert words is not None
+
+    def forward(self: BagOfWords, tokens: Tensor) -> Tensor:
+        counted.append(len(tokens))
+        return plain(self, tokens)
+
+    monkeypatch.setattr(BagOfWords, "forward", forward)
+    for _ in range(2):  # of the second words nothing may be left of the first
+        expected, number = method.eval().encode_images(images).vector, len(features)
+        counted.clear()
+        vector = method.train().encode_images(images).vector
+        torch.testing.assert_close(vector, expected)
+        assert counted == [1] * len(features.unique(dim=0))
+        again = method.encode_images(rows(images, torch.arange(number).flip(0))).vector
+        assert torch.equal(again.flip(0), vector)
+        assert len(counted) == len(features.unique(dim=0))
+        words.load_state_dict({name: torch.rand_like(x) for name, x in words.state_dict().items()})
+
+
 def test_a_text_lies_between_its_whole_and_the_mean_of_its_sentences() -> None:
     method = mosaic("mosaic", "whole=0.25")
     _, texts = batch()

@@ -130,13 +130,17 @@ class Mosaic(Method):
         cells, mask, pooled = full(read.patches), read.real(), full(read.pooled)
         gain = gain_of_root(pooled) if self.cfg.roots else torch.ones_like(pooled)
         vector = full(self.towers.to_image(pooled * gain))
+        vector_alone = self.training and not self.cfg.places
         shares = None
         if self.visual_words is not None:
-            shares = self.visual_words(self._rooted(cells))
-            histogram = mean(shares, mask)
+            if vector_alone and images.features is not None and not images.features.is_cuda:
+                histogram = self.visual_words.remembered(images.features[:, 1:], self._rooted)
+            else:
+                shares = self.visual_words(self._rooted(cells))
+                histogram = mean(shares, mask)
             word_gain = gain_of_root(histogram)
             vector = vector + full(self.from_words(histogram * word_gain))
-        if self.training and not self.cfg.places:
+        if vector_alone:
             tokens = cells.new_zeros(len(cells), 0, vector.shape[1])
             return Encoded(unit(vector), tokens, mask[:, :0], images.image, images.image)
         whole = self.towers.to_image((cells if self.own_cells else pooled[:, None]) * gain[:, None])
@@ -147,7 +151,7 @@ class Mosaic(Method):
         return Encoded(unit(vector), tokens, mask, images.image, images.image, None, read.places)
 
     def _rooted(self, cells: Tensor) -> Tensor:
-        return cells.clamp(min=0).sqrt() if self.cfg.roots else cells
+        return full(cells).clamp(min=0).sqrt() if self.cfg.roots else full(cells)
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: one for each sentence, at length 1, behind a masked one for the whole of several

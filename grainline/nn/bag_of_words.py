@@ -5,6 +5,9 @@ the tokens of a pretrained encoder, of texts as well. The vocabulary is a spheri
 some training samples (`fit`). It does not learn with the model, but what an encoder gives for it may.
 """
 
+from collections.abc import Callable
+from hashlib import sha256
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +15,7 @@ from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.runtime import is_static
 from grainline.types import full
 
+REMEMBERED = 2**16  # images whose histograms are kept: 256 MiB for 1,024 words
 ROUNDS = 3  # of k-means; after two, more change little
 
 
@@ -27,6 +31,8 @@ class BagOfWords(nn.Module):
         self.temperature = temperature
         self.register_buffer("centre", torch.zeros(width))  # the mean token
         self.register_buffer("words", torch.zeros(number, width))  # of unit length; 0 before `fit`
+        self.known: dict[bytes, Tensor] = {}
+        self.version = 0  # of the words that they count
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The share of each word in each token: [..., W] -> [..., K], rows sum to 1
@@ -46,6 +52,27 @@ class BagOfWords(nn.Module):
         # Not index_add, which has other bits in each run on a GPU.
         sums = torch.segment_reduce(self(tokens[mask]), "sum", lengths=lengths, initial=0)
         return sums / lengths[:, None].clamp(min=1)
+
+    @torch.no_grad()
+    def remembered(self, features: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+        """The mean share of each word, once for each image: features [N, L, W] -> [N, K]. On a CPU.
+
+        prepare  makes tokens [1, L, W] of the features of an image
+
+        What a frozen encoder gives comes again in each epoch. An image is counted by itself, so that its
+        numbers have the same bits in a run that was stopped and goes on.
+        """
+        if self.version != self.words._version:  # others were found, or loaded
+            self.known, self.version = {}, self.words._version
+        out = []
+        for row in features.split(1):
+            key = sha256(row.contiguous().numpy()).digest()
+            if (histogram := self.known.get(key)) is None:
+                histogram = self(prepare(row)).mean(1)
+                if len(self.known) < REMEMBERED:
+                    self.known[key] = histogram
+            out.append(histogram)
+        return torch.cat(out)
 
     @torch.no_grad()
     def fit(self, tokens: Tensor) -> None:
