@@ -133,7 +133,7 @@ class Mosaic(Method):
         vector_alone = self.training and not self.cfg.places
         shares = None
         if self.visual_words is not None:
-            if vector_alone and images.features is not None and not images.features.is_cuda:
+            if vector_alone and images.features is not None and images.features.device.type == "cpu":
                 histogram = self.visual_words.remembered(images.features[:, 1:], self._rooted)
             else:
                 shares = self.visual_words(self._rooted(cells))

@@ -66,7 +66,7 @@ class BagOfWords(nn.Module):
             self.known, self.version = {}, self.words._version
         out = []
         for row in features.split(1):
-            key = sha256(row.contiguous().numpy()).digest()
+            key = sha256(row.contiguous().view(torch.uint8).numpy()).digest()
             if (histogram := self.known.get(key)) is None:
                 histogram = self(prepare(row)).mean(1)
                 if len(self.known) < REMEMBERED:
