@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 37_012,  # code and docstrings; goal 35,000
-    "lines": 44_590,  # goal 42,000
+    "code lines": 37_010,  # code and docstrings; goal 35,000
+    "lines": 44_589,  # goal 42,000
     "test lines": 43_705,  # goal 41,000
     "benchmark lines": 3_492,  # goal 5,500
     "names twice in a folder": 0,

@@ -215,7 +215,12 @@ def test_a_model_that_cannot_read_on_ties_and_the_notes_say_so() -> None:
 
 @pytest.mark.parametrize(
     ("method", "changes", "note"),
-    [("maxsim", (), "mean_of_parts"), ("clip", ("scoring=sentences",), "by_sentence"), ("clip", (), None)],
+    [
+        ("maxsim", (), "mean_of_parts"),
+        ("clip", ("scoring=sentences",), "by_sentence"),
+        ("clip", (), None),
+        ("mosaic", ("places=true", "text_words=0", "roots=false"), "empty_part"),
+    ],
 )
 def test_a_mean_over_sentences_is_noted_and_is_a_running_mean(
     method: str, changes: tuple[str, ...], note: str | None

@@ -124,9 +124,7 @@ def test_a_histogram_reads_real_tokens_alone_and_its_gradient_is_that_of_the_loo
         torch.testing.assert_close(gradient, expected)
 
 
-def test_images_with_cached_features_are_counted_once_until_words_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cached_images_are_counted_once_until_words_change(monkeypatch: pytest.MonkeyPatch) -> None:
     method, counted = mosaic("mosaic", "roots=false", "dropout=0"), list[int]()
     images, _ = batch()
     with torch.no_grad():
@@ -313,10 +311,7 @@ def test_relations_begin_at_nothing_and_then_depend_on_the_sentence_before() -> 
     images, texts = batch()
     fresh, method = build("mosaic-places"), mosaic("mosaic-places")
     a, b = fresh.encode_images(images), fresh.encode_texts(texts)
-    each = [
-        late_score(a.tokens, a.mask, b.tokens[:, [s], :WIDTH], b.mask[:, [s]], 10.0)
-        for s in range(b.mask.shape[1])
-    ]
+    each = [late_score(a.tokens, a.mask, b.tokens[:, [s], :WIDTH], b.mask[:, [s]], 10.0) for s in (0, 1)]
     plain = sum(each) / (1 + b.mask.sum(1))  # the mean of real sentences and an empty one
     torch.testing.assert_close(fresh.score(a, b), plain)
     own = [i for i in range(len(b.vector)) if b.image[i] >= 0]

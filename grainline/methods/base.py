@@ -43,6 +43,9 @@ class Method(ABC, nn.Module):
     mean_of_parts: bool = False
     """Whether the score of a text is the mean of the scores of its parts, each compared by itself."""
 
+    empty_part: bool = False
+    """Whether it is that mean with one part more, which scores 0."""
+
     chunking: Chunking | None = None
     """How a text is split into `parts` chunks, for methods that compose them into a whole."""
 

@@ -102,7 +102,8 @@ class Mosaic(Method):
                 raise ValueError("places are those of a grid, and image tokens of this encoder have none")
             self.relations = Relations(self.grid, towers.text.width, towers.space)
             self.place_sharpness = LogitScale(12.0, None)
-            self.pairwise, self.gathers = True, ("vector", "tokens", "mask", "item", "image")
+            self.pairwise = self.empty_part = True
+            self.gathers = ("vector", "tokens", "mask", "item", "image")
 
     @torch.no_grad()
     def fit(self, images: Images, texts: Texts) -> None:
@@ -134,7 +135,7 @@ class Mosaic(Method):
         shares = None
         if self.visual_words is not None:
             if vector_alone and images.features is not None and images.features.device.type == "cpu":
-                histogram = self.visual_words.remembered(images.features[:, 1:], self._rooted)
+                histogram = self.visual_words.cached_histogram(images.features[:, 1:], self._rooted)
             else:
                 shares = self.visual_words(self._rooted(cells))
                 histogram = mean(shares, mask)
@@ -151,7 +152,8 @@ class Mosaic(Method):
         return Encoded(unit(vector), tokens, mask, images.image, images.image, None, read.places)
 
     def _rooted(self, cells: Tensor) -> Tensor:
-        return full(cells).clamp(min=0).sqrt() if self.cfg.roots else full(cells)
+        cells = full(cells)
+        return cells.clamp(min=0).sqrt() if self.cfg.roots else cells
 
     def encode_texts(self, texts: Texts) -> Encoded:
         """tokens: one for each sentence, at length 1, behind a masked one for the whole of several
@@ -179,7 +181,7 @@ class Mosaic(Method):
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.relations is None:
             return dot(images, texts)
-        return (self._sentences(images, texts) + self._relations(images, texts)) * reward(texts)
+        return (self._sentences(images, texts) + self._relations(images, texts)) * real_share(texts)
 
     def _sentences(self, images: Encoded, texts: Encoded) -> Tensor:
         own = texts.tokens[..., : self.towers.space]
@@ -244,7 +246,7 @@ class Mosaic(Method):
             return super().heat(images, texts)
         own = texts.tokens[..., : self.towers.space]
         heat = late_heat(images.tokens, images.mask, own, texts.mask, self.cfg.sharpness)
-        return heat * reward(texts)[:, None]
+        return heat * real_share(texts)[:, None]
 
 
 class ProjectionAndMore(Projection):
@@ -276,14 +278,13 @@ def mean(x: Tensor, mask: Tensor) -> Tensor:
     return (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-def reward(texts: Encoded) -> Tensor:
-    """The factor of the mean over n sentences that rewards reading more: n / (n + 1), [M]
+def real_share(texts: Encoded) -> Tensor:
+    """The share of real sentences where each text has an empty one beside its n: n / (n + 1), [M]
 
-    It makes it a mean with one empty sentence, which scores 0. A further sentence raises the score where it
-    fits better than n / (n + 1) of the mean so far. Training compares texts with other texts, by means.
+    It makes a mean one in which the empty one scores 0: a further sentence raises it where it fits better
+    than n / (n + 1) of the mean so far. Training compares texts with other texts, by plain means.
     """
-    number = texts.mask.sum(1)
-    return number / (number + 1)
+    return 1 - 1 / (texts.mask.sum(1) + 1)
 
 
 def gain_of_root(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.runtime import is_static
 from grainline.types import full
 
-REMEMBERED = 2**16  # images whose histograms are kept: 256 MiB for 1,024 words
+LIMIT = 2**16  # images whose histograms are in memory: 256 MiB for 1,024 words
 ROUNDS = 3  # of k-means; after two, more change little
 
 
@@ -31,8 +31,9 @@ class BagOfWords(nn.Module):
         self.temperature = temperature
         self.register_buffer("centre", torch.zeros(width))  # the mean token
         self.register_buffer("words", torch.zeros(number, width))  # of unit length; 0 before `fit`
-        self.known: dict[bytes, Tensor] = {}
-        self.version = 0  # of the words that they count
+        self.histograms: dict[
+            tuple[int, bytes], Tensor
+        ] = {}  # by version of the words, and digest of an image
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The share of each word in each token: [..., W] -> [..., K], rows sum to 1
@@ -42,35 +43,28 @@ class BagOfWords(nn.Module):
         return (full(unit(tokens - self.centre) @ self.words.T) / self.temperature).softmax(-1)
 
     def histogram(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """The mean share of each word among the real tokens: [N, L, W], [N, L] -> [N, K], 0 without one
-
-        Padding costs nothing: a batch of long and short texts is mostly padding.
-        """
+        """The mean share of each word among the real tokens: [N, L, W], [N, L] -> [N, K], 0 without one"""
         if is_static():
             return mean_pool(self(tokens), mask).vector
         lengths = mask.sum(1)
-        # Not index_add, which has other bits in each run on a GPU.
+        # Most of long and short texts together is padding. Not index_add: on a GPU each run has other bits.
         sums = torch.segment_reduce(self(tokens[mask]), "sum", lengths=lengths, initial=0)
         return sums / lengths[:, None].clamp(min=1)
 
     @torch.no_grad()
-    def remembered(self, features: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
-        """The mean share of each word, once for each image: features [N, L, W] -> [N, K]. On a CPU.
+    def cached_histogram(self, features: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+        """The mean share of each word, once for each image, on a CPU: features [N, L, W] -> [N, K]
 
-        prepare  makes tokens [1, L, W] of the features of an image
-
-        What a frozen encoder gives comes again in each epoch. An image is counted by itself, so that its
-        numbers have the same bits in a run that was stopped and goes on.
+        prepare  makes tokens [1, L, W] of the features of one image: alone, so a resumed run has equal bits
         """
-        if self.version != self.words._version:  # others were found, or loaded
-            self.known, self.version = {}, self.words._version
         out = []
         for row in features.split(1):
-            key = sha256(row.contiguous().view(torch.uint8).numpy()).digest()
-            if (histogram := self.known.get(key)) is None:
+            digest = sha256(row.contiguous().view(torch.uint8).numpy()).digest()
+            key = self.words._version, digest  # another version: other words were found, or loaded
+            if (histogram := self.histograms.get(key)) is None:
                 histogram = self(prepare(row)).mean(1)
-                if len(self.known) < REMEMBERED:
-                    self.known[key] = histogram
+                if len(self.histograms) < LIMIT:
+                    self.histograms[key] = histogram
             out.append(histogram)
         return torch.cat(out)
 

@@ -51,6 +51,7 @@ EXAMPLES = 4  # images of the page
 
 MEANS = {  # properties of a method, and what monotonicity can and cannot reward then
     "mean_of_parts": "a score is a mean over sentences: it rises only where new ones score above that mean",
+    "empty_part": "a mean with an empty sentence: it rewards a new one that fits n / (n + 1) of the n before",
     "by_sentence": "sentences are averaged: a score rises where new ones score higher or are unlike others",
 }
 
