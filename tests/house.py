@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 37_010,  # code and docstrings; goal 35,000
-    "lines": 44_589,  # goal 42,000
-    "test lines": 43_705,  # goal 41,000
+    "code lines": 37_014,  # code and docstrings; goal 35,000
+    "lines": 44_593,  # goal 42,000
+    "test lines": 43_737,  # goal 41,000
     "benchmark lines": 3_492,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
@@ -50,6 +50,9 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("code lines", 29, "cached images are counted once: from epoch 2 on 1.8 times as fast; of the 1,800"),
     ("lines", 31, "the same"),
     ("test lines", 32, "its test, and these rows"),
+    ("code lines", 4, "cached texts are counted once too; the last of the 1,800"),
+    ("lines", 4, "the same"),
+    ("test lines", 32, "their test, and these rows"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

@@ -135,7 +135,7 @@ def test_cached_images_are_counted_once_until_words_change(monkeypatch: pytest.M
     assert words is not None
 
     def forward(self: BagOfWords, tokens: Tensor) -> Tensor:
-        counted.append(len(tokens))
+        counted.append(1)
         return plain(self, tokens)
 
     monkeypatch.setattr(BagOfWords, "forward", forward)
@@ -149,6 +149,35 @@ def test_cached_images_are_counted_once_until_words_change(monkeypatch: pytest.M
         assert torch.equal(again.flip(0), vector)
         assert len(counted) == len(features.unique(dim=0))
         words.load_state_dict({name: torch.rand_like(x) for name, x in words.state_dict().items()})
+
+
+def test_texts_of_a_frozen_encoder_are_counted_once_and_those_of_a_tuned_one_learn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method, counted = mosaic("mosaic", "dropout=0"), list[int]()
+    words, (_, texts) = method.text_words, batch()
+    assert words is not None
+    expected = method.eval().encode_texts(texts).vector
+    plain = BagOfWords.forward
+
+    def forward(self: BagOfWords, tokens: Tensor) -> Tensor:
+        counted.append(len(tokens))
+        return plain(self, tokens)
+
+    monkeypatch.setattr(BagOfWords, "forward", forward)
+    tuned = method.train().encode_texts(texts).vector
+    torch.testing.assert_close(tuned, expected)
+    (state,) = torch.autograd.grad(tuned[0, 0], next(method.towers.text.parameters()), allow_unused=True)
+    assert len(counted) == 1
+    assert state is not None
+    method.towers.text.requires_grad_(requires_grad=False)
+    counted.clear()
+    vector = method.encode_texts(texts).vector
+    torch.testing.assert_close(vector, expected)
+    number = len(counted)
+    assert number == len(texts.ids.masked_fill(~texts.mask, -1).flatten(0, 1).unique(dim=0))
+    assert torch.equal(method.encode_texts(texts).vector, vector)
+    assert len(counted) == number
 
 
 def test_a_text_lies_between_its_whole_and_the_mean_of_its_sentences() -> None:

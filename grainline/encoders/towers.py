@@ -287,11 +287,11 @@ def read_parts(
     towers: Towers,
     texts: Texts,
     max_parts: int | None = None,
-    more: Callable[[Tensor, TextTokens], Tensor] | None = None,
+    vectors: Callable[[TextTokens], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Every part of every text, encoded by itself: [M, S, D] not of unit length, 0 for padding; [M, S] bool.
 
-    more  of ids [U, L] and what the encoder gives: what stands behind the vectors [U, D] of distinct parts
+    vectors  of distinct parts [U, D], of what the encoder gives; None: projected summaries
 
     Parts that several texts share are encoded once. ValueError for a text of more than `max_parts` parts.
     """
@@ -305,9 +305,7 @@ def read_parts(
     real = texts.mask.flatten(0, 1)[first]
     with equal_texts(ids, real):
         read = towers.text(ids, real)
-        vector = full(towers.to_text(read.pooled))
-        if more is not None:
-            vector = torch.cat([vector, more(ids, read)], -1)
+        vector = full(towers.to_text(read.pooled)) if vectors is None else vectors(read)
     vector = vector[back].unflatten(0, mask.shape)
     return vector.masked_fill(~mask[..., None], 0.0), mask
 

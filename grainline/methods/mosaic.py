@@ -19,7 +19,6 @@ of sentences learn to find an image that has them. Relations learn on top of sen
 became a shortcut, and colours and shapes were learnt far later (docs/LOG.md).
 """
 
-from functools import partial
 
 import torch
 from pydantic import Field
@@ -160,23 +159,27 @@ class Mosaic(Method):
 
         With places its looks (`Relations`) stand behind the vector of a sentence: [M, S, 3 D + R + 3].
         """
-        more = self._from_text_words if self.text_words is not None else None
-        more = more if self.relations is None else partial(self.relations.read, self.towers)
-        parts, mask = read_parts(self.towers, texts, more=more)
+        parts, mask = read_parts(self.towers, texts, vectors=self._vectors)
         parts, looks = parts.tensor_split([self.towers.space], -1)
-        if self.text_words is not None:
-            parts, looks = parts + looks, looks[..., :0]
         parts, mask = unit(parts), mask.clone()
         if self.cfg.whole:
             mask[:, 0] &= ~mask[:, 1:].any(1)  # the whole of a text of several sentences is none of them
+        if self.relations is not None:
+            looks = self.relations.read(self.towers, texts, mask, looks)
         vector = torch.lerp(mean(parts, mask), parts[:, 0], self.cfg.whole)
         return Encoded(unit(vector), torch.cat([parts, looks], -1), mask, texts.item, texts.image)
 
-    def _from_text_words(self, ids: Tensor, read: TextTokens) -> Tensor:  # noqa: ARG002 - as `read_parts` calls
-        """The share of words in the vectors of texts [U, L]: [U, D]"""
-        assert self.text_words is not None
-        histogram = self.text_words.histogram(full(read.tokens), read.mask)
-        return full(self.from_text_words(histogram * gain_of_root(histogram)))
+    def _vectors(self, read: TextTokens) -> Tensor:
+        """The vectors of texts [U, D], with places and the summaries that relations read behind them"""
+        vector = full(self.towers.to_text(read.pooled))
+        if (words := self.text_words) is not None:
+            tokens = full(read.tokens)
+            if self.training and not tokens.requires_grad and tokens.device.type == "cpu":
+                histogram = words.cached_histogram(map(Tensor.__getitem__, tokens, read.mask))
+            else:
+                histogram = words.histogram(tokens, read.mask)
+            vector = vector + full(self.from_text_words(histogram * gain_of_root(histogram)))
+        return vector if self.relations is None else torch.cat([vector, full(read.pooled)], -1)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         if self.relations is None:

@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grainline.encoders.base import TextTokens
 from grainline.encoders.towers import Towers, distinct_rows
 from grainline.nn.hashing import equal_texts, mixed
 from grainline.nn.pooling import unit
-from grainline.types import full
+from grainline.types import Texts, full
 
 WAVES = [(u * w, v * w) for w in (2.0, 4.0) for u, v in ((1, 0), (0, 1), (1, 1), (1, -1))]
 """Radians across and down that the features of a place turn by over the whole image."""
@@ -54,16 +53,22 @@ class Relations(nn.Module):
         nn.init.normal_(self.to_carry.weight, std=width**-0.5)
         nn.init.constant_(self.to_carry.bias, -2.0)
 
-    def read(self, towers: Towers, ids: Tensor, whole: TextTokens) -> Tensor:
-        """The `Looks` of sentences in one row each: ids [U, L], and what was read -> [U, 2 D + R + 3]"""
-        parts = [span(ids, whole.mask, *part) for part in PARTS]
-        both = torch.cat([x for x, _ in parts]), torch.cat([x for _, x in parts])
-        with equal_texts(*both):
-            ends = unit(towers.to_text(towers.text(*both).pooled)).chunk(2)
-        place = torch.arange(ids.shape[1], device=ids.device)
-        keys = ((mixed(mixed(both[0]) ^ mixed(place)) * both[1]).sum(1) & 0xFFFFFF).float().view(2, -1).T
-        relation, carry = full(self.to_relation(whole.pooled)), full(self.to_carry(whole.pooled)).sigmoid()
-        return torch.cat([*ends, relation, carry, keys.to(carry)], -1)
+    def read(self, towers: Towers, texts: Texts, wanted: Tensor, pooled: Tensor) -> Tensor:
+        """The `Looks` of the wanted parts in one row each, else 0: [M, S], and summaries [M, S, W]
+        -> [M, S, 2 D + R + 3]
+        """
+        ids, mask = texts.ids.flatten(0, 1), (texts.mask & wanted[..., None]).flatten(0, 1)
+        ids, mask = map(torch.cat, zip(*(span(ids, mask, *part) for part in PARTS), strict=True))
+        first, back = distinct_rows(ids.masked_fill(~mask, -1))
+        with equal_texts(ids[first], mask[first]):
+            ends = unit(towers.to_text(towers.text(ids[first], mask[first]).pooled))[back]
+        keys = (
+            (mixed(mixed(ids) ^ mixed(torch.arange(ids.shape[1], device=ids.device))) * mask).sum(1)
+        ) & 0xFFFFFF
+        ends, keys = (x.unflatten(0, (2, *wanted.shape)) for x in (ends, keys.to(ends)))
+        relation, carry = full(self.to_relation(pooled)), full(self.to_carry(pooled)).sigmoid()
+        looks = torch.cat([*ends, relation, carry, keys.movedim(0, -1)], -1)
+        return looks.masked_fill(~wanted[..., None], 0.0)
 
     def looks(self, rows: Tensor) -> Looks:
         """`Looks` from what `read` gave, for sentences [M, S, 2 D + R + 3]."""

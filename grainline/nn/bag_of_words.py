@@ -5,7 +5,7 @@ the tokens of a pretrained encoder, of texts as well. The vocabulary is a spheri
 some training samples (`fit`). It does not learn with the model, but what an encoder gives for it may.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 
 import torch
@@ -15,7 +15,7 @@ from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.runtime import is_static
 from grainline.types import full
 
-LIMIT = 2**16  # images whose histograms are in memory: 256 MiB for 1,024 words
+LIMIT = 2**16  # histograms in memory: 256 MiB for 1,024 words
 ROUNDS = 3  # of k-means; after two, more change little
 
 
@@ -31,9 +31,7 @@ class BagOfWords(nn.Module):
         self.temperature = temperature
         self.register_buffer("centre", torch.zeros(width))  # the mean token
         self.register_buffer("words", torch.zeros(number, width))  # of unit length; 0 before `fit`
-        self.histograms: dict[
-            tuple[int, bytes], Tensor
-        ] = {}  # by version of the words, and digest of an image
+        self.histograms: dict[tuple[int, bytes], Tensor] = {}  # by version of the words, and digest of tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The share of each word in each token: [..., W] -> [..., K], rows sum to 1
@@ -52,21 +50,21 @@ class BagOfWords(nn.Module):
         return sums / lengths[:, None].clamp(min=1)
 
     @torch.no_grad()
-    def cached_histogram(self, features: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
-        """The mean share of each word, once for each image, on a CPU: features [N, L, W] -> [N, K]
+    def cached_histogram(self, rows: Iterable[Tensor], prepare: Callable[[Tensor], Tensor] = full) -> Tensor:
+        """The mean share of each word, counted once for equal tokens, on a CPU: N rows [L, W] -> [N, K]
 
-        prepare  makes tokens [1, L, W] of the features of one image: alone, so a resumed run has equal bits
+        prepare  makes tokens of a row: alone, so a resumed run has equal bits
         """
         out = []
-        for row in features.split(1):
-            digest = sha256(row.contiguous().view(torch.uint8).numpy()).digest()
+        for row in rows:
+            digest = sha256(row.contiguous().view(torch.uint8).numpy().data).digest()
             key = self.words._version, digest  # another version: other words were found, or loaded
             if (histogram := self.histograms.get(key)) is None:
-                histogram = self(prepare(row)).mean(1)
+                histogram = self(prepare(row)).sum(0) / max(1, len(row))
                 if len(self.histograms) < LIMIT:
                     self.histograms[key] = histogram
             out.append(histogram)
-        return torch.cat(out)
+        return torch.stack(out)
 
     @torch.no_grad()
     def fit(self, tokens: Tensor) -> None:
