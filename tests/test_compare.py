@@ -207,16 +207,15 @@ def test_data_of_earlier_runs_count_and_what_is_not_known_is_named(monkeypatch: 
             "average": {"d": 0.5, "its start": 0.5},
         },
         "b": {"data": {"paths": ["x"]}, "init_from": "c", "model": {"text": {"pretrained": "x/clip"}}},
-        "c": {"data": {"paths": []}, "init_from": "a"},
+        "c": {"data": {}, "init_from": "a", "model": {"text": {"encoder": {"pretrained": "pip:y"}}}},
     }
     for name, recipe in recipes.items():
         Path(name, "recipe.yaml").write_text(json.dumps(recipe))
-    assert training_of("a") == (((DATA, None), ("x", None)), ("d", "x/clip"))
+    assert training_of("a") == (((DATA, None), ("x", None)), ("d", "x/clip", "pip:y"))
     monkeypatch.setattr("grainline.data.overlap.LIMIT", 3)
     result = run("a", data="y").overlaps
-    assert result == (
-        Overlaps("a", "y", 5, 1, 1, "not known: the data of d, x/clip; 1 image compared by bytes alone"),
-    )
+    note = "not known: the data of d, x/clip, pip:y; 1 image compared by bytes alone"
+    assert result == (Overlaps("a", "y", 5, 1, 1, note),)
     assert training_of("nowhere/at/all") == ((), ("nowhere/at/all",))
 
 

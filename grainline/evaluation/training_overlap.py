@@ -75,10 +75,10 @@ def training_of(model: str) -> Training:
         visited.append(name)
         recipe = recipe_of(name)
         own = recipe.get("data") or {}
-        images = own.get("images")
-        data += [(path, images if images and takes_images(path) else None) for path in own.get("paths") or ()]
+        data += [(path, own.get("images") if takes_images(path) else None) for path in own.get("paths") or ()]
         config = recipe.get("model")
         sides = [config, *config.values()] if isinstance(config, dict) else []
+        sides += [side["encoder"] for side in sides if isinstance(side, dict) and "encoder" in side]
         unknown += [side["pretrained"] for side in sides if isinstance(side, dict) and side.get("pretrained")]
         unknown += [part for part in recipe.get("average") or () if part != START and not recipe_of(part)]
         unknown += [] if recipe else [name]

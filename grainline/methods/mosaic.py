@@ -19,7 +19,6 @@ of sentences learn to find an image that has them. Relations learn on top of sen
 became a shortcut, and colours and shapes were learnt far later (docs/LOG.md).
 """
 
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
