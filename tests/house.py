@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 37_014,  # code and docstrings; goal 35,000
-    "lines": 44_592,  # goal 42,000
+    "code lines": 37_013,  # code and docstrings; goal 35,000
+    "lines": 44_591,  # goal 42,000
     "test lines": 43_736,  # goal 41,000
     "benchmark lines": 3_491,  # goal 5,500
     "names twice in a folder": 0,

@@ -172,8 +172,8 @@ class Mosaic(Method):
         """The vectors of texts [U, D], with places and the summaries that relations read behind them"""
         vector = full(self.towers.to_text(read.pooled))
         if (words := self.text_words) is not None:
-            tokens = full(read.tokens)
-            if self.training and not tokens.requires_grad and tokens.device.type == "cpu":
+            tokens, tuned = full(read.tokens), any(x.requires_grad for x in self.towers.text.parameters())
+            if self.training and not tuned and tokens.device.type == "cpu":
                 histogram = words.cached_histogram(map(Tensor.__getitem__, tokens, read.mask))
             else:
                 histogram = words.histogram(tokens, read.mask)

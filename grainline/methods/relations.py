@@ -54,20 +54,19 @@ class Relations(nn.Module):
         nn.init.constant_(self.to_carry.bias, -2.0)
 
     def read(self, towers: Towers, texts: Texts, wanted: Tensor, pooled: Tensor) -> Tensor:
-        """The `Looks` of the wanted parts in one row each, else 0: [M, S], and summaries [M, S, W]
-        -> [M, S, 2 D + R + 3]
+        """The `Looks` of the wanted parts [M, S] in one row each, 0 for others: [M, S, 2 D + R + 3]
+
+        pooled  the summaries of all parts [M, S, W]
         """
         ids, mask = texts.ids.flatten(0, 1), (texts.mask & wanted[..., None]).flatten(0, 1)
         ids, mask = map(torch.cat, zip(*(span(ids, mask, *part) for part in PARTS), strict=True))
         first, back = distinct_rows(ids.masked_fill(~mask, -1))
         with equal_texts(ids[first], mask[first]):
             ends = unit(towers.to_text(towers.text(ids[first], mask[first]).pooled))[back]
-        keys = (
-            (mixed(mixed(ids) ^ mixed(torch.arange(ids.shape[1], device=ids.device))) * mask).sum(1)
-        ) & 0xFFFFFF
-        ends, keys = (x.unflatten(0, (2, *wanted.shape)) for x in (ends, keys.to(ends)))
+        keys = mixed(mixed(ids) ^ mixed(torch.arange(ids.shape[1], device=ids.device))) * mask
+        ends, keys = (x.unflatten(0, (2, *wanted.shape)) for x in (ends, keys.sum(1) & 0xFFFFFF))
         relation, carry = full(self.to_relation(pooled)), full(self.to_carry(pooled)).sigmoid()
-        looks = torch.cat([*ends, relation, carry, keys.movedim(0, -1)], -1)
+        looks = torch.cat([*ends, relation, carry, keys.movedim(0, -1).to(carry)], -1)
         return looks.masked_fill(~wanted[..., None], 0.0)
 
     def looks(self, rows: Tensor) -> Looks:
