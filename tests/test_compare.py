@@ -334,4 +334,7 @@ def test_published_numbers_are_those_of_the_protocol() -> None:
         ("HiMo-CLIP", "text to image R@1", 79.9),
         ("CAFT++", "image to text R@1", 80.4),
     }
+    regions = published("fg-ovd", ["accuracy", "accuracy, hard", "accuracy, trivial"])
+    ours = {x.measure: x.value for x in regions if x.model == "beta-CLIP-CE"}
+    assert ours == {"accuracy, hard": 30.9, "accuracy, trivial": 80.3}
     assert published("plain", ["image to text R@1"]) == ()

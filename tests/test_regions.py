@@ -421,7 +421,7 @@ def test_outcomes_are_those_of_a_loop_in_float64(method: str, tmp_path: Path) ->
     assert queries["foils"] == [3] * 5
     lead = [one[0] - max(one[1:]) for _, _, one in wanted]
     assert margins(got) == pytest.approx(lead, abs=1e-5)
-    assert result.data["regions"] == 5
+    assert (result.data["regions"], result.protocol) == (5, "fg-ovd")
     assert not any("missing caption" in note for note in result.notes)
     assert result.data["texts"] == 20
     assert data.images.tokens.shape[1] == 0, "tokens are not kept"

@@ -162,7 +162,7 @@ class FgOvdSuite(RegionSuite):
     source_variant = "with_foils"
     replaces_scores = "compares vectors"
     must_match = ("regions",)
-    headline = (ACCURACY,)
+    headline = (ACCURACY, *(f"{ACCURACY}, {kind}" for kind in _ORDER))
 
     def outcomes(self, scorer: Scorer, data: Encodings, settings: Settings) -> Outcomes:
         regions: Regions = self.collected(data)
@@ -179,7 +179,8 @@ class FgOvdSuite(RegionSuite):
         }
         notes = count_notes({what: regions.counts[name] for name, what in NOTES.items()})
         number = {"texts": len(regions.texts.strings), "regions": len(image), **regions.counts}
-        return Outcomes(queries, notes, data=number)
+        protocol = "fg-ovd" if set(queries["kind"]) <= set(_ORDER) else "plain"  # no file of FG-OVD
+        return Outcomes(queries, notes, data=number, protocol=protocol)
 
     def metrics(self, runs: Sequence[dict[str, Any]], settings: Settings) -> dict[str, MetricSamples]:
         """Accuracy and mean rank from outcomes, over all questions and for each kind."""
