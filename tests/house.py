@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 37_013,  # code and docstrings; goal 35,000
+    "code lines": 37_004,  # code and docstrings; goal 35,000
     "lines": 44_591,  # goal 42,000
-    "test lines": 43_736,  # goal 41,000
+    "test lines": 43_756,  # goal 41,000
     "benchmark lines": 3_491,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
@@ -53,6 +53,7 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("code lines", 4, "cached texts are counted once too; the last of the 1,800"),
     ("lines", 4, "the same"),
     ("test lines", 32, "their test, and these rows"),
+    ("test lines", 20, "words that a run counted are read by the next: its test, and this row"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

@@ -1,6 +1,7 @@
 """A tiny model with its tokenizer, folders of small images, and what an index holds, as plain values."""
 
 import hashlib
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from grainline.build import Description, write_description
 from grainline.config import Config, override, parse
 from grainline.data.tokenizers.tokenizer import Tokenizer
 from grainline.index.reader import IndexReader
-from grainline.index.store import Row
+from grainline.index.store import Row, read_manifest, write_manifest
 from grainline.methods import method_class
 from grainline.model import Model
 from grainline.weights import save_weights
@@ -94,3 +95,11 @@ def tree(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "lock"
     }
+
+
+def copied(made: Path, target: Path) -> Path:
+    """A copy of images, and of the index as one of these."""
+    shutil.copytree(made, target)
+    manifest = read_manifest(target / "index")
+    write_manifest(target / "index", manifest._replace(root=str((target / "photos").resolve())))
+    return target

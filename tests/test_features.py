@@ -35,6 +35,7 @@ from grainline.errors import UserError
 from grainline.hub import image_fingerprint
 from grainline.loading import load
 from grainline.model import Model
+from grainline.nn.bag_of_words import BagOfWords
 from grainline.training import text_cache
 from grainline.training.optim import train_mode
 from grainline.training.recipe import DataConfig, Recipe, TrainConfig
@@ -132,6 +133,22 @@ def test_training_from_features_is_training_with_the_encoder(checkpoint: Path, t
     assert len(frozen) > 50
     for name, x in frozen.items():
         assert torch.equal(x, theirs[name.replace("towers.image.model.", "vision_model.")])
+
+
+def test_words_that_a_run_counted_are_read_by_the_next(
+    pair: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    file = automatic(tmp_path, pair, "mosaic")
+    sizes = "model.visual_words=8", "model.text_words=4", "model.roots=false"
+    first = trained(tmp_path / "first", file, *sizes)
+    with monkeypatch.context() as patch:
+        patch.setattr(BagOfWords, "forward", refused)
+        assert losses(trained(tmp_path / "second", file, *sizes)) == losses(first)
+    for kept in cache.glob("*/*.words"):
+        kept.write_bytes(kept.read_bytes()[4:])
+    out = str(tmp_path / "third")
+    said = complaint(capsys, "train", str(file), "--out", out, "--set", *sizes)
+    assert re.search(r"\.words was changed or cut: delete it", said)
 
 
 CLIP: dict[str, Any] = {"text": {"name": "toy", "vocab": 300, "context": 24}, "width": 16}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from indexes import CONDITIONED, TEXTS, content, photo, photos, texts, tiny_model, tree
+from indexes import CONDITIONED, TEXTS, content, copied, photo, photos, texts, tiny_model, tree
 from PIL import Image
 
 from grainline.data.formats.common import read_image
@@ -58,12 +58,7 @@ def made(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """A copy of its images, and of the index as one of these."""
-    shutil.copytree(made, tmp_path / "copy")
-    index = tmp_path / "copy" / "index"
-    manifest = read_manifest(index)
-    write_manifest(index, manifest._replace(root=str((tmp_path / "copy" / "photos").resolve())))
-    return tmp_path / "copy"
+    return copied(made, tmp_path / "copy")
 
 
 # What a search finds

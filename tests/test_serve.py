@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from indexes import TEXTS, photo, photos, saved, texts, tiny_model
+from indexes import TEXTS, copied, photo, photos, saved, texts, tiny_model
 from PIL import Image
 from runs import complaint
 from servers import PATIENCE, Gate, running, until
@@ -57,12 +57,7 @@ def client(made: Path) -> Iterator[Client]:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """A copy of images and index, to be changed."""
-    shutil.copytree(made, tmp_path / "copy")
-    index = tmp_path / "copy" / "index"
-    manifest = read_manifest(index)
-    write_manifest(index, manifest._replace(root=str((tmp_path / "copy" / "photos").resolve())))
-    return tmp_path / "copy"
+    return copied(made, tmp_path / "copy")
 
 
 def ask(client: Client, text: str = QUERY, k: int = 3) -> Any:

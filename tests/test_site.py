@@ -21,14 +21,18 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 GENERATED = ("reference/commands.md", "reference/recipe.md", "reference/suites.md")
 
 
-@pytest.fixture(scope="module")
-def gen() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gen", ROOT / "docs/gen.py")
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def gen() -> ModuleType:
+    return script("docs/gen.py")
 
 
 def broken(page: Path, text: str) -> list[str]:
@@ -96,11 +100,7 @@ def test_the_python_of_the_readme_prints_what_it_says(
 
 
 def test_the_badges_are_those_of_the_project() -> None:
-    spec = importlib.util.spec_from_file_location("draw", ROOT / "docs/figures/draw.py")
-    assert spec is not None
-    assert spec.loader is not None
-    draw = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(draw)
+    draw = script("docs/figures/draw.py")
     badges = (ROOT / "docs/figures/badges.svg").read_text(encoding="utf-8")
     assert badges == draw.badges(), "python docs/figures/draw.py"
     for part in (f">{grainline.__version__}<", ">3.11+<", ">2.6+<", ">Apache-2.0<"):

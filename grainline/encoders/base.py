@@ -113,6 +113,12 @@ class TextEncoderConfig(Config):
         """The encoder, an nn.Module, with fresh weights."""
 
 
+def sizes_of(table: str) -> dict[str, dict[str, int]]:
+    """The sizes of transformers by name, from names with their width, depth and heads."""
+    rows = (row.split() for row in table.split(","))
+    return {name: dict(zip(("width", "depth", "heads"), map(int, x), strict=True)) for name, *x in rows}
+
+
 class ScratchConfig(Config):
     """Abstract: a transformer from scratch. `name` fills in other fields; fields given with it win."""
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from grainline.encoders.base import Layered, ScratchConfig, TextTokens
+from grainline.encoders.base import Layered, ScratchConfig, TextTokens, sizes_of
 from grainline.nn.attention import PROJECTIONS, Stack
 from grainline.nn.hashing import has_noise, some_rows
 from grainline.nn.pooling import mean_pool
@@ -23,14 +23,7 @@ from grainline.nn.runtime import is_static, one_thread
 class ScratchTextConfig(ScratchConfig):
     """Abstract: a text transformer from scratch; "B" has the sizes of CLIP ViT-B's text side."""
 
-    sizes: ClassVar = {
-        "toy": {"width": 32, "depth": 1, "heads": 2},
-        "Mi": {"width": 128, "depth": 4, "heads": 4},
-        "Ti": {"width": 256, "depth": 6, "heads": 4},
-        "S": {"width": 384, "depth": 12, "heads": 6},
-        "B": {"width": 512, "depth": 12, "heads": 8},
-        "L": {"width": 768, "depth": 12, "heads": 12},
-    }
+    sizes: ClassVar = sizes_of("toy 32 1 2, Mi 128 4 4, Ti 256 6 4, S 384 12 6, B 512 12 8, L 768 12 12")
 
     depth: int = Field(gt=0, le=1000)
     vocab: int = Field(8192, gt=256, le=10_000_000)  # tokens; training sets it to the size of its tokenizer

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from grainline.encoders.base import ImageTokens, PixelEncoder, ScratchImageConfig
+from grainline.encoders.base import ImageTokens, PixelEncoder, ScratchImageConfig, sizes_of
 from grainline.nn.attention import PROJECTIONS, Attention, Stack, ValueAttention
 from grainline.nn.pooling import AttentionPool
 
@@ -20,14 +20,7 @@ from grainline.nn.pooling import AttentionPool
 class ViTConfig(ScratchImageConfig):
     """`name` such as "B/16" fills in width, depth, heads and patch; fields given with it win."""
 
-    sizes: ClassVar = {
-        "toy": {"width": 32, "depth": 1, "heads": 2},
-        "Mi": {"width": 128, "depth": 6, "heads": 4},
-        "Ti": {"width": 192, "depth": 12, "heads": 3},
-        "S": {"width": 384, "depth": 12, "heads": 6},
-        "B": {"width": 768, "depth": 12, "heads": 12},
-        "L": {"width": 1024, "depth": 24, "heads": 16},
-    }
+    sizes: ClassVar = sizes_of("toy 32 1 2, Mi 128 6 4, Ti 192 12 3, S 384 12 6, B 768 12 12, L 1024 24 16")
 
     depth: int = Field(gt=0, le=1000)
     patch: int = Field(gt=0)

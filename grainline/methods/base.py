@@ -7,6 +7,7 @@ protocols, which callers check by `isinstance`: `TextConditioned`, `HasAttention
 """
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, einsum, nn
@@ -75,6 +76,9 @@ class Method(ABC, nn.Module):
 
     first_images: int = 0
     """How many training images `fit` reads before the first step, each with its texts."""
+
+    cache: Path | None = None
+    """The folder where training keeps what frozen encoders give, and methods what they compute from it."""
 
     def __init__(self, cfg: TowersConfig) -> None:
         super().__init__()

@@ -133,7 +133,9 @@ class Mosaic(Method):
         shares = None
         if self.visual_words is not None:
             if vector_alone and images.features is not None and images.features.device.type == "cpu":
-                histogram = self.visual_words.cached_histogram(images.features[:, 1:], self._rooted)
+                histogram = self.visual_words.cached_histogram(
+                    images.features[:, 1:], self.cache, self._rooted
+                )
             else:
                 shares = self.visual_words(self._rooted(cells))
                 histogram = mean(shares, mask)
@@ -174,7 +176,7 @@ class Mosaic(Method):
         if (words := self.text_words) is not None:
             tokens, tuned = full(read.tokens), any(x.requires_grad for x in self.towers.text.parameters())
             if self.training and not tuned and tokens.device.type == "cpu":
-                histogram = words.cached_histogram(map(Tensor.__getitem__, tokens, read.mask))
+                histogram = words.cached_histogram(map(Tensor.__getitem__, tokens, read.mask), self.cache)
             else:
                 histogram = words.histogram(tokens, read.mask)
             vector = vector + full(self.from_text_words(histogram * gain_of_root(histogram)))

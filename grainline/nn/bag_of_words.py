@@ -7,14 +7,19 @@ some training samples (`fit`). It does not learn with the model, but what an enc
 
 from collections.abc import Callable, Iterable
 from hashlib import sha256
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from grainline.errors import UserError
+from grainline.files import writing
 from grainline.nn.pooling import mean_pool, unit
 from grainline.nn.runtime import is_static
 from grainline.types import full
 
+DIGEST = 8  # numbers that are as long as a digest
 LIMIT = 2**16  # histograms in memory: 256 MiB for 1,024 words
 ROUNDS = 3  # of k-means; after two, more change little
 
@@ -31,7 +36,9 @@ class BagOfWords(nn.Module):
         self.temperature = temperature
         self.register_buffer("centre", torch.zeros(width))  # the mean token
         self.register_buffer("words", torch.zeros(number, width))  # of unit length; 0 before `fit`
-        self.histograms: dict[tuple[int, bytes], Tensor] = {}  # by version of the words, and digest of tokens
+        self.histograms: dict[bytes, Tensor] = {}  # by the digest of tokens
+        self.file: Path | None = None  # where they are kept
+        self.version = -1  # of the words that they are of
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The share of each word in each token: [..., W] -> [..., K], rows sum to 1
@@ -50,21 +57,47 @@ class BagOfWords(nn.Module):
         return sums / lengths[:, None].clamp(min=1)
 
     @torch.no_grad()
-    def cached_histogram(self, rows: Iterable[Tensor], prepare: Callable[[Tensor], Tensor] = full) -> Tensor:
+    def cached_histogram(
+        self, rows: Iterable[Tensor], folder: Path | None, prepare: Callable[[Tensor], Tensor] = full
+    ) -> Tensor:
         """The mean share of each word, counted once for equal tokens, on a CPU: N rows [L, W] -> [N, K]
 
+        folder   where histograms are kept for the next runs, with a file for each vocabulary
         prepare  makes tokens of a row: alone, so a resumed run has equal bits
         """
-        out = []
+        if self.version != self.words._version:  # other words were found, or loaded
+            self.version = self.words._version
+            self.histograms, self.file = self._kept(folder)
+        out, more = [], b""
         for row in rows:
-            digest = sha256(row.contiguous().view(torch.uint8).numpy().data).digest()
-            key = self.words._version, digest  # another version: other words were found, or loaded
+            key = sha256(row.contiguous().view(torch.uint8).numpy().data).digest()
             if (histogram := self.histograms.get(key)) is None:
                 histogram = self(prepare(row)).sum(0) / max(1, len(row))
                 if len(self.histograms) < LIMIT:
                     self.histograms[key] = histogram
+                    more += key + histogram.numpy().tobytes()
             out.append(histogram)
+        if self.file is not None and more:
+            with (
+                writing(self.file, "set GRAINLINE_CACHE to another folder"),
+                open(self.file, "ab", 0) as target,
+            ):
+                target.write(more)
         return torch.stack(out)
+
+    def _kept(self, folder: Path | None) -> tuple[dict[bytes, Tensor], Path | None]:
+        """What was counted with these words before, and the file of it. UserError where it is damaged."""
+        if folder is None:
+            return {}, None
+        content = [*(x.numpy().tobytes() for x in (self.centre, self.words)), str(self.temperature).encode()]
+        file = folder / f"{sha256(b''.join(content)).hexdigest()[:16]}.words"
+        kept = np.fromfile(file, np.float32) if file.is_file() else np.zeros(0, np.float32)
+        size = DIGEST + len(self.words)
+        kept = kept[: len(kept) // size * size].reshape(-1, size)
+        shares = torch.from_numpy(kept[:, DIGEST:])
+        if not bool(((shares >= 0) & (shares <= 1)).all()):
+            raise UserError(f"{file} was changed or cut: delete it, and training makes it again")
+        return {row[:DIGEST].tobytes(): share for row, share in zip(kept, shares, strict=True)}, file
 
     @torch.no_grad()
     def fit(self, tokens: Tensor) -> None:

@@ -7,6 +7,7 @@ does the same for texts.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,10 @@ def make_crop(cfg: DataConfig, source: Source, model: Model, device: torch.devic
         encode = feature_encoder(towers, tokens=config.reads_tokens)
         encoder = image_fingerprint(config.image, towers.image)
         one_each = convolutional(towers) and device.type == "cpu"
-        return cached_features(source, views, encode, encoder, tokens=config.reads_tokens, one_each=one_each)
+        options: Any = {"tokens": config.reads_tokens, "one_each": one_each}
+        crop = cached_features(source, views, encode, encoder, **options)
+        method.cache = crop.folder.parent
+        return crop
     if cfg.features and cfg.views > 1:
         wrong = f"data.views is {cfg.views}, and the image encoder learns"
         raise UserError(f"{wrong}: set model.image.tune=frozen")

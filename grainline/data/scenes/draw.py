@@ -16,31 +16,20 @@ from grainline.data.scenes.world import Background, Scene, Thing
 
 RGB = tuple[int, int, int]
 
-COLOUR: dict[str, RGB] = {
-    "red": (220, 30, 35),
-    "orange": (250, 130, 10),
-    "yellow": (245, 210, 0),
-    "green": (25, 150, 50),
-    "blue": (30, 80, 220),
-    "purple": (125, 40, 165),
-    "pink": (255, 115, 185),
-    "black": (25, 25, 25),
-}
-PALE: dict[str, RGB] = {
-    "cream": (250, 240, 214),
-    "blue": (205, 226, 246),
-    "grey": (220, 221, 223),
-    "mint": (208, 240, 218),
-    "peach": (254, 220, 200),
-    "lavender": (228, 218, 246),
-}
-SKY: dict[str, RGB] = {"day": (190, 222, 250), "dusk": (250, 205, 196), "cloud": (212, 215, 222)}
-GROUND: dict[str, RGB] = {
-    "grass": (178, 220, 152),
-    "sea": (140, 188, 226),
-    "sand": (240, 218, 164),
-    "snow": (244, 248, 252),
-}
+
+def _colours(table: str) -> dict[str, RGB]:
+    """Colours by name, from names and the hexadecimal digits of red, green and blue."""
+    pairs = (row.split() for row in table.split("|"))
+    return {name: (*bytes.fromhex(digits),) for name, digits in pairs}
+
+
+COLOUR = _colours(
+    """red dc1e23 | orange fa820a | yellow f5d200 | green 199632 |
+    blue 1e50dc | purple 7d28a5 | pink ff73b9 | black 191919"""
+)
+PALE = _colours("cream faf0d6 | blue cde2f6 | grey dcdddf | mint d0f0da | peach fedcc8 | lavender e4daf6")
+SKY = _colours("day bedefa | dusk facdc4 | cloud d4d7de")
+GROUND = _colours("grass b2dc98 | sea 8cbce2 | sand f0daa4 | snow f4f8fc")
 WHITE = (255, 255, 255)
 HORIZON = 0.5  # share of the height that is sky
 

@@ -18,53 +18,40 @@ def _split(texts: str) -> tuple[str, ...]:
     return tuple(" ".join(text.split()) for text in texts.split("|"))
 
 
-NOUNS: Names = {
-    "circle": ("circle", "disc", "round shape"),
-    "square": ("square", "box"),
-    "triangle": ("triangle", "wedge"),
-    "star": ("star", "five-pointed star"),
-    "ring": ("ring", "hoop", "doughnut"),
-    "cross": ("cross", "plus sign"),
-    "heart": ("heart", "heart shape"),
-    "crescent": ("crescent", "moon", "sickle"),
-    "arrow": ("arrow", "pointer"),
-    "diamond": ("diamond", "rhombus", "lozenge"),
-    "drop": ("drop", "teardrop", "raindrop"),
-    "hourglass": ("hourglass", "egg timer"),
-}
+def _names(table: str) -> Names:
+    """The names of each value."""
+    rows = (row.split(": ") for row in _split(table))
+    return {value: tuple(names.split(", ")) for value, names in rows}
 
-ADJECTIVES: dict[str, Names] = {
-    "colour": {
-        "red": ("red", "red", "crimson", "scarlet"),
-        "orange": ("orange", "orange", "tangerine"),
-        "yellow": ("yellow", "yellow", "golden", "lemon"),
-        "green": ("green", "green", "emerald"),
-        "blue": ("blue", "blue", "cobalt", "azure"),
-        "purple": ("purple", "purple", "violet"),
-        "pink": ("pink", "pink", "rosy"),
-        "black": ("black", "black", "ebony"),
-    },
-    "size": {
-        "small": ("small", "little", "tiny"),
-        "medium": ("medium-sized", "mid-sized", "middling"),
-        "large": ("large", "big", "huge"),
-    },
-    "pattern": {
-        "solid": ("solid", "plain"),
-        "striped": ("striped", "banded"),
-        "dotted": ("dotted", "spotted"),
-        "checkered": ("checkered", "chequered", "checked"),
-        "outlined": ("outlined", "hollow"),
-    },
-}
 
-PATTERN_AFTER: Names = {  # behind the noun: "a red star with white stripes"
-    "solid": ("without any markings", "in one flat shade"),
-    "striped": ("with white stripes", "crossed by white bars"),
-    "dotted": ("with white spots", "sprinkled with white dots"),
-    "checkered": ("with a chessboard pattern", "covered in white checks"),
-    "outlined": ("with a white inside", "drawn as an empty outline"),
+NOUNS = _names(
+    """circle: circle, disc, round shape | square: square, box | triangle: triangle, wedge |
+    star: star, five-pointed star | ring: ring, hoop, doughnut | cross: cross, plus sign |
+    heart: heart, heart shape | crescent: crescent, moon, sickle | arrow: arrow, pointer |
+    diamond: diamond, rhombus, lozenge | drop: drop, teardrop, raindrop | hourglass: hourglass, egg timer"""
+)
+
+ADJECTIVES = {
+    "colour": _names(
+        """red: red, red, crimson, scarlet | orange: orange, orange, tangerine |
+        yellow: yellow, yellow, golden, lemon | green: green, green, emerald |
+        blue: blue, blue, cobalt, azure | purple: purple, purple, violet | pink: pink, pink, rosy |
+        black: black, black, ebony"""
+    ),
+    "size": _names(
+        "small: small, little, tiny | medium: medium-sized, mid-sized, middling | large: large, big, huge"
+    ),
+    "pattern": _names(
+        """solid: solid, plain | striped: striped, banded | dotted: dotted, spotted |
+        checkered: checkered, chequered, checked | outlined: outlined, hollow"""
+    ),
 }
+PATTERN_AFTER = _names(  # behind the noun: "a red star with white stripes"
+    """solid: without any markings, in one flat shade | striped: with white stripes, crossed by white bars |
+    dotted: with white spots, sprinkled with white dots |
+    checkered: with a chessboard pattern, covered in white checks |
+    outlined: with a white inside, drawn as an empty outline"""
+)
 
 # Names of the nine thirds, each completed by "in" or "at", and usable as the subject of a sentence.
 PLACES: Names = {
@@ -78,17 +65,15 @@ PLACES: Names = {
     "bottom": ("at the bottom", "in the middle of the bottom edge", "at the bottom centre"),
     "lower right": ("in the lower right corner", "in the bottom right corner", "at the lower right"),
 }
-AREAS: Names = {
-    "upper left": ("the upper left corner", "the top left area"),
-    "top": ("the top centre", "the middle of the top row"),
-    "upper right": ("the upper right corner", "the top right area"),
-    "left": ("the middle of the left side", "the left edge"),
-    "centre": ("the centre", "the middle of the picture"),
-    "right": ("the middle of the right side", "the right edge"),
-    "lower left": ("the lower left corner", "the bottom left area"),
-    "bottom": ("the bottom centre", "the middle of the bottom row"),
-    "lower right": ("the lower right corner", "the bottom right area"),
-}
+AREAS = _names(
+    """upper left: the upper left corner, the top left area | top: the top centre, the middle of the top row |
+    upper right: the upper right corner, the top right area |
+    left: the middle of the left side, the left edge | centre: the centre, the middle of the picture |
+    right: the middle of the right side, the right edge |
+    lower left: the lower left corner, the bottom left area |
+    bottom: the bottom centre, the middle of the bottom row |
+    lower right: the lower right corner, the bottom right area"""
+)
 OF_SLOT = ADJECTIVES | {"shape": NOUNS, "after": PATTERN_AFTER, "position": PLACES, "area": AREAS}
 """The names of each value, by the kind of a piece that states it."""
 
@@ -140,25 +125,22 @@ RELATED_IT = _split(
     its place is {relation} {b} | you will find it {relation} {b}"""
 )
 
-PALE: Names = {
-    "cream": ("cream", "ivory", "off-white"),
-    "blue": ("pale blue", "light blue", "powder-blue"),
-    "grey": ("light grey", "pale grey", "silvery"),
-    "mint": ("mint", "pale green", "minty"),
-    "peach": ("peach", "apricot", "salmon"),
-    "lavender": ("lavender", "lilac", "mauve"),
-}
-GROUNDS: Names = {
-    "grass": ("a green meadow", "fresh grass", "a mown lawn", "a grassy field"),
-    "sea": ("a calm sea", "open water", "a quiet ocean", "a still lake"),
-    "sand": ("a sandy beach", "a dry desert", "yellow dunes", "warm sand"),
-    "snow": ("a snowy plain", "fresh snow", "a white winter field", "smooth ice"),
-}
-SKIES: Names = {
-    "day": ("a clear sky", "a bright daytime sky", "a cloudless sky"),
-    "dusk": ("an evening sky", "a pink sunset", "a sky at dusk"),
-    "cloud": ("an overcast sky", "a cloudy sky", "a dull grey sky"),
-}
+PALE = _names(
+    """cream: cream, ivory, off-white | blue: pale blue, light blue, powder-blue |
+    grey: light grey, pale grey, silvery | mint: mint, pale green, minty | peach: peach, apricot, salmon |
+    lavender: lavender, lilac, mauve"""
+)
+GROUNDS = _names(
+    """grass: a green meadow, fresh grass, a mown lawn, a grassy field |
+    sea: a calm sea, open water, a quiet ocean, a still lake |
+    sand: a sandy beach, a dry desert, yellow dunes, warm sand |
+    snow: a snowy plain, fresh snow, a white winter field, smooth ice"""
+)
+SKIES = _names(
+    """day: a clear sky, a bright daytime sky, a cloudless sky |
+    dusk: an evening sky, a pink sunset, a sky at dusk |
+    cloud: an overcast sky, a cloudy sky, a dull grey sky"""
+)
 BACKDROPS: Names = {  # {c} is a pale colour, {d} a second one
     "plain": _split(
         """a {c} background | a {c} sheet of paper | a bare {c} wall | a smooth {c} canvas |

@@ -46,48 +46,32 @@ SSI = "SSI"
 FLOOR = 1e-6  # of |s|
 PLAIN, NOISY = "without noise", "with noise"
 
-SENTENCES = (
-    "The committee postponed its decision until the second half of the year.",
-    "Interest on the loan is calculated at the end of every quarter.",
-    "Most verbs in this language take their ending from the subject.",
-    "The password has to be changed at least once every six months.",
-    "Nobody could remember who had proposed the rule in the first place.",
-    "An even number is always the sum of two equal whole numbers.",
-    "The contract ends unless one of the parties renews it in writing.",
-    "Her answer was polite, but it left the question open.",
-    "The second edition corrects several errors in the index.",
-    "Inflation fell for the third month in a row.",
-    "Please confirm your appointment by the end of the working day.",
-    "The theory explains why the method fails on small samples.",
-    "His pension will be reviewed when the new law takes effect.",
-    "A refund can only be granted within thirty days of purchase.",
-    "The translation keeps the rhythm of the original and loses its rhyme.",
-    "Members vote on the budget by secret ballot every other year.",
-    "The proof uses induction on the number of steps.",
-    "She learned to play chess from an old manual.",
-    "The deadline for applications was extended by ten days.",
-    "Silence is often taken for agreement, which is a mistake.",
-    "The server restarts by itself after each update.",
-    "Their friendship began with a misunderstanding about the rent.",
-    "The melody returns in a minor key before the end.",
-    "Insurance does not cover damage that was caused on purpose.",
-    "The price includes tax but not the cost of delivery.",
-    "He promised to call back and then forgot about it.",
-    "The survey was repeated because too few people had replied.",
-    "Knowledge of a second language is an advantage for this position.",
-    "The meeting started late and ended without a result.",
-    "The court dismissed the appeal for lack of evidence.",
-    "Every function must return a value or raise an error.",
-    "The average hides large differences between the groups.",
-    "Her grandfather disliked speeches of any kind.",
-    "The warranty expires after two years of normal use.",
-    "It took them a week to agree on the wording of the report.",
-    "The word came into English through French in the twelfth century.",
-    "Nothing in the minutes suggests that the vote was close.",
-    "The recipe doubles well, although it needs more time.",
-    "Unpaid invoices are passed on to a collection agency.",
-    "The hypothesis was rejected at the usual level of significance.",
-)
+_PROSE = """
+    The committee postponed its decision until the second half of the year. Interest on the loan is
+    calculated at the end of every quarter. Most verbs in this language take their ending from the
+    subject. The password has to be changed at least once every six months. Nobody could remember who had
+    proposed the rule in the first place. An even number is always the sum of two equal whole numbers. The
+    contract ends unless one of the parties renews it in writing. Her answer was polite, but it left the
+    question open. The second edition corrects several errors in the index. Inflation fell for the third
+    month in a row. Please confirm your appointment by the end of the working day. The theory explains why
+    the method fails on small samples. His pension will be reviewed when the new law takes effect. A
+    refund can only be granted within thirty days of purchase. The translation keeps the rhythm of the
+    original and loses its rhyme. Members vote on the budget by secret ballot every other year. The proof
+    uses induction on the number of steps. She learned to play chess from an old manual. The deadline for
+    applications was extended by ten days. Silence is often taken for agreement, which is a mistake. The
+    server restarts by itself after each update. Their friendship began with a misunderstanding about the
+    rent. The melody returns in a minor key before the end. Insurance does not cover damage that was
+    caused on purpose. The price includes tax but not the cost of delivery. He promised to call back and
+    then forgot about it. The survey was repeated because too few people had replied. Knowledge of a
+    second language is an advantage for this position. The meeting started late and ended without a
+    result. The court dismissed the appeal for lack of evidence. Every function must return a value or
+    raise an error. The average hides large differences between the groups. Her grandfather disliked
+    speeches of any kind. The warranty expires after two years of normal use. It took them a week to agree
+    on the wording of the report. The word came into English through French in the twelfth century.
+    Nothing in the minutes suggests that the vote was close. The recipe doubles well, although it needs
+    more time. Unpaid invoices are passed on to a collection agency. The hypothesis was rejected at the
+    usual level of significance."""
+SENTENCES = tuple(" ".join(one.split()) + "." for one in _PROSE.split(".")[:-1])
 """Written for this purpose: about what no image shows, so that no caption can profit from one."""
 POOL = digest(SENTENCES)[:8]  # results with other sentences cannot be compared
 
