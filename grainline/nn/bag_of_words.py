@@ -67,7 +67,7 @@ class BagOfWords(nn.Module):
         """
         if self.version != self.words._version:  # other words were found, or loaded
             self.version = self.words._version
-            self.histograms, self.file = self._kept(folder)
+            self.histograms, self.file = self._read(folder)
         out, more = [], b""
         for row in rows:
             key = sha256(row.contiguous().view(torch.uint8).numpy().data).digest()
@@ -85,19 +85,19 @@ class BagOfWords(nn.Module):
                 target.write(more)
         return torch.stack(out)
 
-    def _kept(self, folder: Path | None) -> tuple[dict[bytes, Tensor], Path | None]:
-        """What was counted with these words before, and the file of it. UserError where it is damaged."""
+    def _read(self, folder: Path | None) -> tuple[dict[bytes, Tensor], Path | None]:
+        """Histograms of earlier runs with these words, and their file. UserError where it is damaged."""
         if folder is None:
             return {}, None
         content = [*(x.numpy().tobytes() for x in (self.centre, self.words)), str(self.temperature).encode()]
         file = folder / f"{sha256(b''.join(content)).hexdigest()[:16]}.words"
-        kept = np.fromfile(file, np.float32) if file.is_file() else np.zeros(0, np.float32)
+        table = np.fromfile(file, np.float32) if file.is_file() else np.zeros(0, np.float32)
         size = DIGEST + len(self.words)
-        kept = kept[: len(kept) // size * size].reshape(-1, size)
-        shares = torch.from_numpy(kept[:, DIGEST:])
+        table = table[: len(table) // size * size].reshape(-1, size)
+        shares = torch.from_numpy(table[:, DIGEST:])
         if not bool(((shares >= 0) & (shares <= 1)).all()):
             raise UserError(f"{file} was changed or cut: delete it, and training makes it again")
-        return {row[:DIGEST].tobytes(): share for row, share in zip(kept, shares, strict=True)}, file
+        return {row[:DIGEST].tobytes(): share for row, share in zip(table, shares, strict=True)}, file
 
     @torch.no_grad()
     def fit(self, tokens: Tensor) -> None:
