@@ -22,8 +22,8 @@ PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
     "code lines": 37_004,  # code and docstrings; goal 35,000
     "lines": 44_591,  # goal 42,000
-    "test lines": 43_756,  # goal 41,000
-    "benchmark lines": 3_491,  # goal 5,500
+    "test lines": 43_776,  # goal 41,000
+    "benchmark lines": 3_575,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
     "fan-out": 15,
@@ -54,6 +54,8 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("lines", 4, "the same"),
     ("test lines", 32, "their test, and these rows"),
     ("test lines", 20, "words that a run counted are read by the next: its test, and this row"),
+    ("benchmark lines", 84, "boards of Hexagons, which issue 45 measures; their reader left the package"),
+    ("test lines", 20, "the test of boards, and these rows"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 
