@@ -23,7 +23,7 @@ LIMITS = {  # the numbers of the last commit that lowered them
     "code lines": 37_004,  # code and docstrings; goal 35,000
     "lines": 44_591,  # goal 42,000
     "test lines": 43_776,  # goal 41,000
-    "benchmark lines": 3_575,  # goal 5,500
+    "benchmark lines": 3_573,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
     "fan-out": 15,

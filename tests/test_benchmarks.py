@@ -15,10 +15,11 @@ import torch
 from benchmarks import photos_gates, photos_table
 from benchmarks.bench_gpu_steps import tflop
 from benchmarks.harness import seconds
-from benchmarks.hexagons import NAMES, RADIUS, SIZE, fields
+from benchmarks.hexagons import COLOURS, RADIUS, SIZE, record_of
 from benchmarks.photos_table import RATES, ROWS, TRAINED, Row, first_samples, tried
 from benchmarks.study import Block, Job, Line, Measure, chosen, main, read_lines
 from grainline.build import method_config
+from grainline.data.decode import decode
 from grainline.evaluation.comparison import Comparison
 from grainline.training.recipe import read_recipe
 
@@ -207,13 +208,12 @@ def test_an_instruction_refers_to_the_tiles_that_still_have_its_colour() -> None
     boards = np.zeros((3, 180), int)
     boards[1:, 0], boards[1, 40], boards[2, 40] = 2, 2, 4  # the second step paints one tile over
     steps = [[i, name, board.tolist()] for i, (name, board) in enumerate(zip("-ab", boards, strict=True))]
-    image, texts = fields({"drawing_procedure": steps})
-    assert texts["caption"] == "a b"
+    record = record_of({"index": 1, "drawing_procedure": steps})
+    assert record.captions == ("a b",)
     centres = (12, 10.4), (84, 51.96)  # of tile 0; of tile 40, the fifth of the third row
-    for region, (x, y), colour in zip(texts["regions"], centres, ("#f5d200", NAMES[4]), strict=True):
-        assert region["mask"]["size"] == SIZE[::-1]
-        flat = np.repeat(np.arange(len(region["mask"]["counts"])) % 2, region["mask"]["counts"])
-        down, across = np.nonzero(flat.reshape(SIZE).T)
+    for region, (x, y), colour in zip(record.regions, centres, ("#f5d200", COLOURS[4]), strict=True):
+        assert region.mask.shape == SIZE[::-1]
+        down, across = np.nonzero(region.mask)
         assert len(down) == pytest.approx(1.5 * 3**0.5 * RADIUS**2, rel=0.1)  # a hexagon
         assert (across.mean(), down.mean()) == pytest.approx((x, y), abs=1)
-        assert image.getpixel((round(x), round(y))) == tuple(bytes.fromhex(colour[1:]))
+        assert decode(record).getpixel((round(x), round(y))) == tuple(bytes.fromhex(colour[1:]))
