@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS := $(VENV)/.docs
+ENGINES := $(VENV)/.engines
 
-.PHONY: demo docs test kernels-test oldest check fix mutants benchmarks clean
+.PHONY: demo docs engines test kernels-test oldest check fix mutants benchmarks clean
 
 demo: $(READY)
 	$(BIN)/grainline demo --out out/demo
@@ -13,7 +14,7 @@ demo: $(READY)
 # A file of tests goes to one process as a whole, so that what its tests share is made once. Compiled tests are
 # cached, whatever the environment says: 8 seconds for each process.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(READY)
+test: $(READY) $(ENGINES)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Some tests with the oldest torch, in an environment of its own.
@@ -52,6 +53,13 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "grainline needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+# What tests of engines use, such as an S3 server: a minute, and apart, because it changes python-dateutil.
+engines: $(ENGINES)
+
+$(ENGINES): $(READY)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,remote]" "moto[server]>=5.2,<6"
 	@touch $@
 
 $(DOCS): $(READY)

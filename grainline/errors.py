@@ -29,6 +29,18 @@ class UserError(ValueError):
         super().__init__(escape_controls(shorten_words(" ".join(message.split()))))
 
 
+class Unreachable(UserError):
+    """A server that does not answer: nothing is wrong with the data, which may be read later."""
+
+
+def stop_if_unreachable(error: BaseException | None) -> None:
+    """Raise the `Unreachable` that is behind an error: what could not be read is not damaged."""
+    while error is not None:
+        if isinstance(error, Unreachable):
+            raise error
+        error = error.__cause__ or error.__context__
+
+
 def path_of(value: str | os.PathLike[str], what: str) -> Path:
     """The path that a caller gave as `what`. UserError for an empty one, or one that no file can have."""
     name = os.fspath(value)

@@ -86,6 +86,12 @@ def read_at(descriptor: int, size: int, position: int) -> bytes:
         return os.read(descriptor, size)
 
 
+def user_cache() -> Path:
+    """The folder of what can be made again: $GRAINLINE_CACHE, else that of grainline in the user's cache."""
+    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("GRAINLINE_CACHE") or Path(user) / "grainline")
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk. Windows writes names by itself."""
     if sys.platform == "win32":

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 37_004,  # code and docstrings; goal 35,000
-    "lines": 44_591,  # goal 42,000
-    "test lines": 43_776,  # goal 41,000
-    "benchmark lines": 3_573,  # goal 5,500
+    "code lines": 37_738,  # code and docstrings; goal 35,000
+    "lines": 45_516,  # goal 42,000
+    "test lines": 44_357,  # goal 41,000
+    "benchmark lines": 3_713,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
     "fan-out": 15,
@@ -56,6 +56,10 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("test lines", 20, "words that a run counted are read by the next: its test, and this row"),
     ("benchmark lines", 84, "boards of Hexagons, which issue 45 measures; their reader left the package"),
     ("test lines", 20, "the test of boards, and these rows"),
+    ("code lines", 734, "data at URLs, and indexes of tars that are mapped; of the 2,000 of issue 46"),
+    ("lines", 925, "the same"),
+    ("test lines", 581, "their tests, over an S3 server that fails, and these rows"),
+    ("benchmark lines", 140, "S3 beside a disk, and ten million samples"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

@@ -532,7 +532,13 @@ ROW = {"image": "a.jpg", "caption": "A."}
         ({"t.json": {"images": [ROW]}}, "coco-val2017:t.json", r"t\.json is not a caption file of COCO"),
         ({"t.json": [["n.jpg", "A.", "m.jpg", "B."]]}, "t.json", r"none of the 2 images .*--images DIR"),
         ({}, "cooc-karpathy:t.json", r"names no known kind: cooc-karpathy is none of scenes, tars"),
-        ({}, "https://example.org/a.tar", r"is not on this machine: download it first"),
+        (
+            {},
+            "ftp://example.org/a.tar",
+            r"is ftp://, which is not read: allowed are s3://, gs://, hf://, https://",
+        ),
+        ({}, "s3://a/b.zip::c", r"is a chain with ::, which is not read: allowed are s3://"),
+        ({}, "pipe:cat a.tar", r"is a pipe, which has no random access: name files or URLs"),
         ({}, "tars:sub", r"sub holds no \.tar files"),
         ({"m/a.tar": "", "m/b.parquet": ""}, "m", r"m holds tars and parquet files: say which with tars:"),
     ],
@@ -570,6 +576,7 @@ def test_texts_beside_an_image_that_cannot_be_read_are_damaged_and_named(data: P
     with pytest.raises(CorruptSample, match=r"corrupt text: .*a\.txt \(not UTF-8 text \(.* at byte 3\)\)"):
         source[0]
     (data / "sub" / "b.json").write_text("{")
+    source = open_source(str(data))
     assert [cause(source, n) for n in (0, 1)] == ["corrupt text"] * 2
 
 

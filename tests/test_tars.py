@@ -9,19 +9,21 @@ import os
 import pickle
 import random
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from grainline.data.formats.tars import Tars, load_shard, members
+from grainline.data.formats.tar_index import Shard, load_shard, members
+from grainline.data.formats.tars import Tars
 from grainline.data.open_source import open_source
 from grainline.data.record import CorruptSample, Source
 from grainline.errors import UserError
-from grainline.files import read_sealed, sealed_json
 
 
 @pytest.fixture(autouse=True)
@@ -262,25 +264,42 @@ def test_several_tars_are_one_sequence_with_unique_keys(tmp_path: Path) -> None:
         clash[6]
 
 
+def _content(shard: Shard) -> list[Any]:
+    return [list(shard.keys), [*map(shard.places, range(len(shard.keys)))], shard.hashes.tolist(), *shard[3:]]
+
+
 def test_the_index_is_cached_and_built_again_when_damaged_or_old(tmp_path: Path, cache: Path) -> None:
     path = str(write_tar(tmp_path / "a.tar", samples(3)))
-    built = load_shard(path)
+    built = _content(load_shard(path))
     (kept,) = cache.iterdir()
     written = kept.read_bytes()
-    assert load_shard(path) == built
-    # A cache that says other things under the right seal is believed: so we see that it is read at all.
-    kept.write_text(sealed_json(json.loads(json.dumps(read_sealed(kept)).replace("0001", "zzzz"))))
-    assert load_shard(path).keys == ["0000", "zzzz", "0002"]
-    for damaged in (b"", b"{}", written[:-5], written.replace(b"0001", b"zzzz"), os.urandom(100)):
+    assert _content(load_shard(path)) == built
+    # A cache that says other things with the right checksum is believed: so we see that it is read at all.
+    other = written[:-4].replace(b"00010002", b"zzzz0002")
+    kept.write_bytes(other + zlib.crc32(other).to_bytes(4, "little"))
+    assert [*load_shard(path).keys] == ["0000", "zzzz", "0002"]
+    for damaged in (b"", b"{}", written[:-5], written[:-6] + b"xx" + written[-4:], other, os.urandom(100)):
         kept.write_bytes(damaged)
-        assert load_shard(path) == built
+        assert _content(load_shard(path)) == built
         assert kept.read_bytes() == written
     write_tar(Path(path), samples(4))
-    assert load_shard(path).keys == ["0000", "0001", "0002", "0003"]
+    assert [*load_shard(path).keys] == ["0000", "0001", "0002", "0003"]
     write_tar(Path(path), samples(4, 4))  # of the same size
     os.utime(path, ns=(0, 0))
-    assert load_shard(path).keys == ["0004", "0005", "0006", "0007"]
+    assert [*load_shard(path).keys] == ["0004", "0005", "0006", "0007"]
     assert len(list(cache.iterdir())) == 1
+
+
+def test_a_single_wrong_bit_of_the_index_is_noticed(tmp_path: Path, cache: Path) -> None:
+    path = str(write_tar(tmp_path / "a.tar", samples(1)))
+    built = _content(load_shard(path))
+    (kept,) = cache.iterdir()
+    written = kept.read_bytes()
+    for bit in range(len(written) * 8):
+        wrong = bytearray(written)
+        wrong[bit // 8] ^= 1 << bit % 8
+        kept.write_bytes(wrong)
+        assert _content(load_shard(path)) == built
 
 
 def test_a_cache_folder_that_cannot_be_made_costs_nothing_but_time(

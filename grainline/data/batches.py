@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from grainline.data.dataset import Batches, Draw, Sample, TrainSet
+from grainline.data.formats.joined import prefetch
 from grainline.distributed import all_gather_objects
 from grainline.errors import UserError
 from grainline.stop import outlive_first
@@ -35,6 +36,7 @@ class Batched(Dataset[Batch | UserError]):
 
     def __getitem__(self, draws: list[Draw]) -> Batch | UserError:
         try:
+            prefetch(self.data.source, [draw.image for draw in draws])
             return collate([self.data[draw] for draw in draws])
         except UserError as error:
             return error

@@ -32,7 +32,7 @@ from grainline.errors import UserError, amount
 from grainline.files import Corrupt, InUse, one_writer, read_sealed, sealed_json, sync, write_text, writing
 from grainline.nn.superpixels import label_of
 from grainline.progress import in_order, progress
-from grainline.system import open_regular, regular
+from grainline.system import open_regular, regular, user_cache
 
 KEYS, LOG = "keys.npy", "done.jsonl"
 BATCH = 32  # images that are read and computed at a time
@@ -311,10 +311,8 @@ class CachedSuperpixels(CachedRows):
 
 def place(kind: Kind, source: Source, *facts: Any) -> tuple[Kind, Path]:
     """The folder in the cache for what depends on a source and some facts, and the kind with its home."""
-    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    root = Path(os.environ.get("GRAINLINE_CACHE") or Path(user) / "grainline")
     content = json.dumps([kind.format, source.fingerprint(), *facts], sort_keys=True)
-    home = root / "features" / hashlib.sha256(content.encode()).hexdigest()[:16]
+    home = user_cache() / "features" / hashlib.sha256(content.encode()).hexdigest()[:16]
     return kind._replace(home=home), home / kind.name
 
 

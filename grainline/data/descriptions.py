@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grainline.data.formats.joined import SourceWrapper
-from grainline.data.formats.parsed import parse_json, read_plain, strings, text_of
+from grainline.data.formats.parsed import parse_json, strings, text_of
+from grainline.data.formats.storage import read_plain
 from grainline.data.record import Record, Source
 from grainline.errors import UserError
 from grainline.files import reason

@@ -16,10 +16,11 @@ from hashlib import blake2b
 from typing import Any
 
 from grainline.config import load_class, trusting
-from grainline.data.formats.common import FileSource, divide, expand, is_pattern
+from grainline.data.formats.common import FileSource, beginning, divide, expand, is_pattern, with_query
 from grainline.data.formats.folder import Folder, files_below, suffix
 from grainline.data.formats.joined import Joined, WithoutCaptions, parts_of, split_skip
 from grainline.data.formats.parsed import data_error, read_text
+from grainline.data.formats.storage import exists, forget, is_folder
 from grainline.data.formats.table import Row, Table, json_or_rows, json_rows, read_rows
 from grainline.data.record import CorruptSample, Source, content_of
 from grainline.errors import path_of
@@ -79,6 +80,7 @@ def open_source(
     """
     path, skip = split_skip(path)
     kind, rest = _kind(path)
+    forget(rest)
     if images is not None:
         path_of(images, "the folder of the images")
     with trusting(kind if trust_code else ""):
@@ -90,7 +92,7 @@ def open_source(
         source = _open_json(rest, images)
     elif kind == "table":
         base, query = divide(rest)
-        files = [(f"{file}?{query}" if query else file, read_rows(file)) for file in expand(base)]
+        files = [(with_query(file, query), read_rows(file)) for file in expand(base)]
         tables = [_from_rows(file, images, rows) for file, rows in files]
         source = tables[0] if len(tables) == 1 else Joined(tables)
     elif kind == "folder":
@@ -214,21 +216,21 @@ def _kind(path: str) -> tuple[str, str]:
     if re.match(r"scenes($|[:?])", path):
         return "scenes", path
     named = re.match(r"([a-z][a-z0-9-]+):(?!//)", path)
-    exists = os.path.exists(path)
-    if named and named[1] in SOURCES and not exists:
+    present = exists(path)
+    if named and named[1] in SOURCES and not present:
         return named[1], path[named.end() :]
     external = _EXTERNAL.fullmatch(path)
-    if external and not exists:
+    if external and not present:
         return external[1], external[2] or ""
-    if re.match(r"[a-z0-9]+://", path) or path.startswith("pipe:"):
-        raise data_error(f"{path} is not on this machine: download it first, only local paths are read")
+    if path.startswith("pipe:"):
+        raise data_error(f"{path} is a pipe, which has no random access: name files or URLs")
     base, query = divide(path)
     first = expand(base)[0] if is_pattern(base) else base
-    if named and not os.path.exists(first):
+    if named and not exists(first):
         raise data_error(f"{path} names no known kind: {named[1]} is none of {', '.join(SOURCES)}")
-    if not os.path.exists(first):
-        raise data_error(f"nothing at {base} (from {os.getcwd()}): name a file, a folder or a pattern")
-    if os.path.isdir(first):
+    if not exists(first):
+        raise data_error(f"nothing at {base}{beginning(base)}: name a file, a folder or a pattern")
+    if is_folder(first):
         return _kind_of_folder(first, query)
     kind = _BY_SUFFIX.get(suffix(first))
     if kind is None:
@@ -250,4 +252,4 @@ def _kind_of_folder(path: str, query: str) -> tuple[str, str]:
         kind, path = "table", os.path.join(path, table[0])
     else:
         kind = _recognise_path(path) or "folder"
-    return kind, f"{path}?{query}" if query else path
+    return kind, with_query(path, query)

@@ -18,7 +18,7 @@ from typing import Any
 
 from grainline.data.decode import as_png, decode, kind_of
 from grainline.data.formats.parsed import run_lengths
-from grainline.data.formats.tars import HEADER, load_shard, quoted
+from grainline.data.formats.tar_index import HEADER, load_shard, quoted
 from grainline.data.lines import Progress, Written, as_line, complete, read_header, require_same
 from grainline.data.record import Cause, CorruptSample, Record, Region, Source
 from grainline.errors import UserError

@@ -37,7 +37,8 @@ from grainline.data.formats.common import (
     read_image,
     split_query,
 )
-from grainline.data.formats.parsed import data_error, read_plain, strings
+from grainline.data.formats.parsed import data_error, strings
+from grainline.data.formats.storage import is_file, is_folder, read_plain
 from grainline.data.formats.table import COLUMNS, choose_columns, fields_of, unnamed
 from grainline.data.record import Cause, CorruptSample, Record, Source, content_of
 from grainline.errors import UserError
@@ -161,7 +162,7 @@ class ImageTextPairs:
             same = str(image) if isinstance(image, str | Path) else id(image)
             rows.setdefault(same, (image, []))[1].extend(texts)
         self.path = path or f"a list of {len(pairs):,} pairs"
-        self._folder, self._rows = Path(images or ""), list(rows.values())
+        self._folder, self._rows = images or "", list(rows.values())
         keyed = enumerate(image for image, _ in self._rows)
         self._keys = [str(image) if isinstance(image, str | Path) else str(i) for i, image in keyed]
 
@@ -174,7 +175,7 @@ class ImageTextPairs:
             raise CorruptSample(Cause.MISSING_CAPTION, key)
         if not isinstance(image, str | Path):
             return Record(key, open_image(image), tuple(strings(texts)))
-        path = str(self._folder / image)
+        path = os.path.join(self._folder, image)
         return Record(key, read_image([path], path), tuple(strings(texts)))
 
     def keys(self) -> list[str]:
@@ -250,8 +251,7 @@ class HuggingFace(Pairs):
 
     def __init__(self, path: str) -> None:
         name, options = split_query(path, OPTIONS)
-        place = Path(name)
-        data = _library("load_from_disk")(str(place)) if place.is_dir() else _from_hub(name, options)
+        data = _library("load_from_disk")(name) if is_folder(name) else _from_hub(name, options)
         if isinstance(data, Mapping):
             raise data_error(f"{path} holds several splits, {', '.join(data)}: name the folder of one")
         columns = choose_columns(data.column_names, {k: v for k, v in options.items() if k in COLUMNS}, path)
@@ -259,8 +259,8 @@ class HuggingFace(Pairs):
 
     @staticmethod
     def recognises_path(path: str) -> bool:
-        one = all(Path(path, name).is_file() for name in ("dataset_info.json", "state.json"))
-        return one or Path(path, "dataset_dict.json").is_file()  # several: refused with their names
+        one = all(is_file(os.path.join(path, name)) for name in ("dataset_info.json", "state.json"))
+        return one or is_file(os.path.join(path, "dataset_dict.json"))  # several: refused with their names
 
 
 REGISTERED: dict[str, Source] = {}

@@ -1,12 +1,13 @@
 """The record that every source of data yields, and the causes why a sample cannot be used."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image
 
-from grainline.errors import shorten_words
+from grainline.errors import shorten_words, stop_if_unreachable
 
 Span = tuple[str, int, int]
 """A place in a text: ("long", 3, 17) or ("captions.0", 3, 17), from character 3 up to, not including, 17."""
@@ -85,6 +86,7 @@ class CorruptSample(Exception):
     """A sample that cannot be used. It is replaced or skipped, and counted by its cause."""
 
     def __init__(self, cause: str, where: str) -> None:
+        stop_if_unreachable(sys.exception())
         self.cause = cause  # a `Cause`, or other words
         self.where = shorten_words(where)  # the file, and the row or member inside it
         super().__init__(f"{cause}: {self.where}")

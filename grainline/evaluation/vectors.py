@@ -25,7 +25,7 @@ from torch import Tensor
 
 from grainline.data.decode import decode
 from grainline.data.formats.common import digest
-from grainline.data.formats.parsed import parse_json, read_text, regular
+from grainline.data.formats.parsed import parse_json, read_text
 from grainline.data.pairs import ImageTextPairs
 from grainline.data.record import CorruptSample
 from grainline.errors import UserError, amount, some, suggestion
@@ -34,6 +34,7 @@ from grainline.evaluation.examples import Evaluation
 from grainline.evaluation.score import Cosine
 from grainline.report.case import CaseImage
 from grainline.report.page import MissingImage
+from grainline.system import regular
 from grainline.types import Encoded, rows
 
 SIMILARITIES = "cosine", "dot"

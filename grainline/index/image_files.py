@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import files_below, suffix, without
-from grainline.data.formats.parsed import read_plain
+from grainline.data.formats.storage import read_plain
 from grainline.data.record import Cause, CorruptSample
 from grainline.errors import UserError, path_of
 from grainline.index.store import Row

@@ -8,15 +8,15 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
 
-from grainline.data.formats.common import IMAGE_SUFFIXES, name_of, require_images
+from grainline.data.formats.common import IMAGE_SUFFIXES, name_of, require_images, stem_of
 from grainline.data.formats.joined import Joined
 from grainline.data.formats.listed import Entry, ListedImages
 from grainline.data.formats.parsed import F, Fields, Id, Text, brief_json, checked, data_error, strings, where
+from grainline.data.formats.storage import is_folder, names_in
 from grainline.data.formats.table import Table, first_fields
 from grainline.data.record import Foil, Record, Source
 from grainline.data.scenes.source import Scenes
@@ -164,7 +164,7 @@ class _Items(Foiled):
     def pairs(self, content: Any) -> list[tuple[str, Foil]]:
         rows = (_valid(self.item, row, f"item {name} of {self._file}") for name, row in content.items())
         used = [tuple(row.__dict__.values()) for row in rows if getattr(row, "usable", True)]
-        return [(image, Foil(foil, true, Path(self._file).stem)) for image, true, foil, *_ in used]
+        return [(image, Foil(foil, true, stem_of(self._file))) for image, true, foil, *_ in used]
 
 
 # SugarCrepe (`sugarcrepe:replace_obj.json`): captions of COCO and foils that read as well as they do.
@@ -306,7 +306,7 @@ class SvoProbes(Benchmark):
         """The file names of the images that are there. Raises UserError where none is."""
         wanted = set(names)
         files: dict[str, str] = {}
-        for entry in sorted(os.listdir(self._root)) if os.path.isdir(self._root) else ():
+        for entry in sorted(names_in(self._root)) if is_folder(self._root) else ():
             stem, suffix = os.path.splitext(entry)
             if stem in wanted and suffix[1:].lower() in IMAGE_SUFFIXES:
                 files.setdefault(stem, entry)

@@ -15,9 +15,10 @@ from grainline.data.formats.common import IMAGE_SUFFIXES
 from grainline.data.formats.folder import suffix
 from grainline.data.formats.listed import Entry, ListedImages, no_text, wrong_row
 from grainline.data.formats.parsed import data_error, elements, load_json, printable, read_text, strings
+from grainline.data.formats.storage import Range, absolute, fetch, is_folder, names_in
 from grainline.data.formats.table import Row, Table, first_fields, json_rows
 from grainline.data.record import Cause, CorruptSample, Record
-from grainline.errors import UserError
+from grainline.errors import UserError, stop_if_unreachable
 
 
 class LongCaptions(ListedImages):
@@ -90,12 +91,14 @@ class DCI(LongCaptions):
         return content is not None
 
     def folder(self) -> str:
-        return os.path.join(os.path.dirname(os.path.abspath(self._inside or "")), "photos")
+        return os.path.join(os.path.dirname(absolute(self._inside or "")), "photos")
 
     def rows(self, content: Any) -> Iterator[Entry]:
         """Short and extra caption are two lines, as the class of the authors joins them."""
         self._extra: dict[str, str] = {}
-        for name in _names(content, "json"):
+        names = _names(content, "json")
+        fetch(Range(os.path.join(content, name)) for name in names)
+        for name in names:
             fields = _json(os.path.join(content, name))
             if not _has_texts(fields, DCI_FIELDS) or not fields["image"].strip():
                 yield wrong_row(name, f"no JSON with {', '.join(DCI_FIELDS)}")
@@ -145,33 +148,35 @@ class Urban1k(LongCaptions):
     @staticmethod
     def recognises_path(path: str) -> bool:
         folders = [os.path.join(path, name) for name in ("caption", "image")]
-        if not all(map(os.path.isdir, folders)):
+        if not all(map(is_folder, folders)):
             return False
-        texts, images = (os.listdir(folder) for folder in folders)
+        texts, images = (names_in(folder) for folder in folders)
         return bool(texts and images) and all(map(_NUMBER, [*texts, *images]))
 
     def load(self) -> Any:
-        if not os.path.isdir(self._file):
+        if not is_folder(self._file):
             return load_json(self._file)
         folder = os.path.join(self._file, "caption")
-        return _names(folder, "txt") if os.path.isdir(folder) else []
+        return _names(folder, "txt") if is_folder(folder) else []
 
     def accepts(self, content: Any) -> bool:
-        return bool(content) if os.path.isdir(self._file) else self.recognises(content)
+        return bool(content) if is_folder(self._file) else self.recognises(content)
 
     def folder(self) -> str:
-        return os.path.join(self._file, "image") if os.path.isdir(self._file) else super().folder()
+        return os.path.join(self._file, "image") if is_folder(self._file) else super().folder()
 
     def rows(self, content: Any) -> Iterator[Entry]:
         if isinstance(content, dict):
             for row in json_rows(self._file, content["annotations"]):
                 yield _of_row(row, "image", "caption")
             return
+        fetch(Range(os.path.join(self._file, "caption", name)) for name in content)
         for name in content:
             image = os.path.splitext(name)[0] + ".jpg"
             try:
                 yield _entry(image, printable(read_text(os.path.join(self._file, "caption", name))))
             except UserError as error:
+                stop_if_unreachable(error)
                 yield wrong_row(image, str(error))
 
 
@@ -267,7 +272,7 @@ def _set_of_rows(content: Any) -> str:
 def dci_folder(path: str) -> str | None:
     """The folder that holds the JSON files of DCI: complete/ or annotations/ in the archive, or this one."""
     for folder in (os.path.join(path, "complete"), os.path.join(path, "annotations"), path):
-        names = _names(folder, "json") if os.path.isdir(folder) else []
+        names = _names(folder, "json") if is_folder(folder) else []
         if names and _has_texts(_json(os.path.join(folder, names[0])), DCI_FIELDS):
             return folder
     return None
@@ -280,13 +285,14 @@ def _has_texts(fields: Any, names: Sequence[str]) -> bool:
 def _json(file: str) -> Any:
     try:
         return load_json(file)
-    except UserError:
+    except UserError as error:
+        stop_if_unreachable(error)
         return None
 
 
 def _names(folder: str, kind: str) -> list[str]:
     """The files of a kind in a folder; numbers stand in their order."""
-    names = [name for name in os.listdir(folder) if name.endswith(f".{kind}") and not name.startswith(".")]
+    names = [name for name in names_in(folder) if name.endswith(f".{kind}") and not name.startswith(".")]
     return sorted(names, key=lambda name: (len(name), name) if _NUMBER(name) else (0, name))
 
 

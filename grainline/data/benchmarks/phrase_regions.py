@@ -5,12 +5,11 @@ import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
+from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query, stem_of
 from grainline.data.formats.listed import Entry, ListedImages, SizedImage, no_text, wrong_row
 from grainline.data.formats.parsed import (
     HELP,
@@ -23,9 +22,9 @@ from grainline.data.formats.parsed import (
     checked,
     data_error,
     read_lines,
-    read_plain,
     read_text,
 )
+from grainline.data.formats.storage import Range, fetch, is_file, is_folder, matches, read_plain
 from grainline.data.formats.table import Row, Table, first_fields
 from grainline.data.record import Box, Cause, CorruptSample, Foil, Record, Region
 from grainline.errors import UserError, some
@@ -65,11 +64,13 @@ class Entities(FileSource):
     def __init__(self, path: str, images: str | None = None) -> None:
         self._home, options = split_query(path, ("split", "images"))
         self.path = path
-        if not (Path(self._home) / SENTENCES).is_dir():
+        if not is_folder(os.path.join(self._home, SENTENCES)):
             raise data_error(f"{self._home} holds no folder {SENTENCES}, as Flickr30k Entities has")
         self._names = _listed(self._home, options.get("split", "val").split(","))
         folder = os.path.join(self._home, SENTENCES)
-        self._sentences = [_captions(os.path.join(folder, f"{name}.txt")) for name in self._names]
+        texts = [os.path.join(folder, f"{name}.txt") for name in self._names]
+        fetch(map(Range, texts))
+        self._sentences = [_captions(text) for text in texts]
         if all(isinstance(captions, CorruptSample) for captions in self._sentences):
             raise data_error(f"no caption of {self._home} can be used, the first for {self._sentences[0]}")
         self._root = images or options.get("images")
@@ -79,6 +80,9 @@ class Entities(FileSource):
 
     def _place(self, name: str) -> str:
         return os.path.join(self._root or "", f"{name}.jpg")
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        fetch(Range(self._place(self._names[i])) for i in indices if self._root is not None)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -103,8 +107,8 @@ class Entities(FileSource):
 
     def _boxes(self, name: str) -> dict[str, Box]:
         """The box of every entity that has one; none where annotations were not unpacked."""
-        file = Path(self._home, ANNOTATIONS, f"{name}.xml")
-        if not file.is_file():
+        file = os.path.join(self._home, ANNOTATIONS, f"{name}.xml")
+        if not is_file(file):
             return {}
         entity_boxes: dict[str, list[Box]] = {}
         try:
@@ -185,12 +189,12 @@ def _listed(home: str, splits: list[str]) -> list[str]:
     """The names of the images of some splits. Raises UserError for a split, or captions, not there."""
     names: list[str] = []
     for split in splits:
-        file = Path(home, f"{split}.txt")
-        if not file.is_file():
-            lists = ", ".join(sorted(one.stem for one in Path(home).glob("*.txt"))) or "none"
+        file = os.path.join(home, f"{split}.txt")
+        if not is_file(file):
+            lists = ", ".join(sorted(stem_of(one) for one in matches(os.path.join(home, "*.txt")))) or "none"
             raise data_error(f"{home} has no list {split}.txt for split {split}: it has {lists}")
-        names += [name.removesuffix(".jpg") for name in read_lines(str(file))]
-    missing = [name for name in names if not Path(home, SENTENCES, f"{name}.txt").is_file()]
+        names += [name.removesuffix(".jpg") for name in read_lines(file)]
+    missing = [name for name in names if not is_file(os.path.join(home, SENTENCES, f"{name}.txt"))]
     if missing:
         raise data_error(f"{home}/{SENTENCES} has no captions of {some(missing)} of split {','.join(splits)}")
     if len(set(names)) < len(names):
@@ -245,7 +249,7 @@ class FgOvd(ListedImages):
 
     def parse(self, content: Any) -> list[Entry]:
         """The images with their regions, in the order of the file, then each row that is wrong."""
-        stem = Path(self._file).stem
+        stem = stem_of(self._file)
         self.difficulty = DIFFICULTY.get(stem, stem)
         rows: dict[str, list[tuple[str, Any, str]]] = {
             name: list(checked(model, content[name], name)) for name, model in MODELS.items()
@@ -297,7 +301,7 @@ class FgOvdLines(Table):
         return _Line.model_fields.keys() <= first_fields(content).keys()
 
     def parse(self, content: Sequence[Row]) -> list[Entry]:
-        return super().parse([_line(row, Path(self._file).stem) for row in content])
+        return super().parse([_line(row, stem_of(self._file)) for row in content])
 
 
 def _line(row: Row, kind: str) -> Row:

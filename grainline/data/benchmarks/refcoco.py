@@ -17,7 +17,7 @@ import pickletools
 import re
 from collections.abc import Iterator
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,9 @@ from grainline.data.formats.parsed import (
     load_json,
     polygons_mask,
     read_mask,
-    read_plain,
     strings,
 )
+from grainline.data.formats.storage import is_file, is_folder, names_in, read_plain
 from grainline.data.record import Box, Cause, CorruptSample, Record, Region
 from grainline.errors import UserError
 from grainline.files import Unpickler
@@ -91,11 +91,11 @@ class RefCoco(ListedImages):
 
     @staticmethod
     def recognises_path(path: str) -> bool:
-        return Path(path, INSTANCES).is_file() and bool(_files_in(path))
+        return is_file(os.path.join(path, INSTANCES)) and bool(_files_in(path))
 
     def load(self) -> Any:
         """The file of expressions. Raises UserError for a folder with none or several."""
-        if os.path.isdir(self._file):
+        if is_folder(self._file):
             files = _files_in(self._file)
             if len(files) != 1:
                 has = f"{', '.join(files)}: name one of them" if files else "no file refs(...).p or .json"
@@ -200,7 +200,7 @@ class RefCoco(ListedImages):
 
 
 def _files_in(folder: str) -> list[str]:
-    names = os.listdir(folder)
+    names = names_in(folder)
     return sorted(name for name in names if name.startswith("refs(") and name.endswith((").p", ").json")))
 
 
@@ -246,7 +246,7 @@ class Proposals:
         if not boxes:
             raise UserError(f"{path} holds no boxes; expected {PROPOSALS}")
         self._boxes = boxes
-        self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        self.sha256 = hashlib.sha256(read_plain(path, 2**62)).hexdigest()
 
     def of(self, key: str) -> tuple[Box, ...]:
         """The boxes of an image, each once; () where the file does not name it."""

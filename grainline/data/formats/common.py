@@ -33,9 +33,18 @@ from grainline.data.formats.parsed import (
     data_error,
     has_rows,
     parse_json,
-    read_plain,
     strings,
     text_of,
+)
+from grainline.data.formats.storage import (
+    existing,
+    exists,
+    is_file,
+    is_folder,
+    is_remote,
+    matches,
+    read_plain,
+    state_of,
 )
 from grainline.data.record import Cause, CorruptSample, Foil, Record, Region, as_sentences
 from grainline.errors import some
@@ -111,6 +120,9 @@ class FileSource(ABC):
     @abstractmethod
     def keys(self) -> Iterable[str]:
         """The keys of all records in order, without reading the records."""
+
+    def prefetch(self, indices: Sequence[int]) -> None:  # noqa: B027 - nothing is remote
+        """Fetch what some records need, all at once, where it is remote."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -249,10 +261,11 @@ def read_image(candidates: Sequence[str], where: str) -> bytes:
 
 def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
     """Fail if no image is there, at any of the paths where each may lie. which: ends the error"""
-    if not os.path.isdir(root):
+    if not is_folder(root) and not root.startswith("http"):  # a web server need not list folders
         raise data_error(f"no folder of images at {root}, named for {source}: say where with --images DIR")
-    step = max(1, len(candidates) // 10_000)  # at least 10,000 are tried before it is an error
-    if not any(os.path.isfile(path) for paths in candidates[::step] for path in paths):
+    most = 100 if is_remote(root) else 10_000  # at least so many are tried before it is an error
+    step = max(1, len(candidates) // most)
+    if not any(is_file(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
         hint = f"(the first was looked for at {first}): say where they lie with --images DIR{which}"
         raise data_error(f"none of the {len(candidates)} images of {source} is under {root} {hint}")
@@ -277,17 +290,32 @@ def split_query(path: str, allowed: Sequence[str]) -> tuple[str, dict[str, str]]
 def divide(path: str) -> tuple[str, str]:
     """Path and query. Only a question mark before an equals sign starts a query: it is a wildcard elsewhere.
 
+    In a URL of HTTP a number sign starts it, because such a URL has queries of its own.
+
     >>> divide("rows.csv?image=photo"), divide("rows-?.csv")
     (('rows.csv', 'image=photo'), ('rows-?.csv', ''))
+    >>> divide("https://a.org/a.tar?key=x"), divide("https://a.org/a.csv#image=photo")
+    (('https://a.org/a.tar?key=x', ''), ('https://a.org/a.csv', 'image=photo'))
     """
+    if re.match("https?://", path):
+        base, _, query = path.partition("#")
+        return base, query
     base, _, query = path.rpartition("?")
-    return (base, query) if base and "=" in query and not os.path.exists(path) else (path, "")
+    return (base, query) if base and "=" in query and not exists(path) else (path, "")
+
+
+def with_query(base: str, query: str) -> str:
+    """A path with a query, as `divide` divides it."""
+    return base + ("#" if base.startswith("http") else "?") + query if query else base
 
 
 def name_and_size(folder: str, name: str) -> list[str | int]:
     """Name and size of an image file, for a fingerprint; size -1 where it is missing."""
     path = os.path.join(folder, name)
-    return [name, os.path.getsize(path) if os.path.exists(path) else -1]
+    try:
+        return [name, state_of(path).size]
+    except OSError:
+        return [name, -1]
 
 
 def digest(parts: Iterable[str | int]) -> str:
@@ -307,18 +335,25 @@ _MAX_RANGE = 1_000_000  # a typing mistake in a range shall not fill the memory
 
 def is_pattern(path: str) -> bool:
     """Whether a path stands for several. What exists under just this name is itself."""
-    return not os.path.exists(path) and (braces(path) != [path] or glob.has_magic(path))
+    return (braces(path) != [path] or glob.has_magic(path)) and not exists(path)
 
 
 def expand(path: str) -> list[str]:
     """The paths that a pattern stands for, wildcards sorted. Raises UserError if one is not there."""
     if not is_pattern(path):
         return [path]
-    matches = {one: [one] if os.path.exists(one) else sorted(glob.glob(one)) for one in braces(path)}
-    missing = [one for one, paths in matches.items() if not paths]
+    names = braces(path)
+    present = {name for name, is_there in zip(names, existing(names), strict=True) if is_there}
+    paths = {x: [x] if x in present else matches(x) if glob.has_magic(x) else [] for x in names}
+    missing = [one for one, several in paths.items() if not several]
     if missing:
-        raise data_error(f"{path} stands for {some(missing)}, where nothing is (from {os.getcwd()})")
-    return [name for paths in matches.values() for name in paths]
+        raise data_error(f"{path} stands for {some(missing)}, where nothing is{beginning(path)}")
+    return [name for several in paths.values() for name in several]
+
+
+def beginning(path: str) -> str:
+    """The folder that a local path begins in, for an error about it."""
+    return "" if is_remote(path) else f" (from {os.getcwd()})"
 
 
 def braces(path: str) -> list[str]:
@@ -343,6 +378,11 @@ def _choices(brace: str, path: str) -> list[str]:
             raise data_error(f"{brace} in {path} is no range of at most {_MAX_RANGE} numbers, smallest first")
         return [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
     return inside.split(",") if "," in inside else [brace]
+
+
+def stem_of(path: str) -> str:
+    """The file name of a URL or a path, without its ending."""
+    return os.path.splitext(name_of(path))[0]
 
 
 def name_of(url: str) -> str:

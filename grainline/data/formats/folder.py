@@ -21,12 +21,14 @@ from grainline.data.formats.common import (
     digest,
     expand,
     name_and_size,
+    name_of,
     read_image,
     split_query,
     text_parts,
     texts_beside,
 )
 from grainline.data.formats.parsed import data_error
+from grainline.data.formats.storage import Range, fetch, is_folder, paths_below
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import amount, some
 
@@ -35,6 +37,8 @@ THUMBNAILS = ("@eaDir", "__MACOSX", "*.lrdata")  # folders of Synology, macOS an
 
 class Folder(FileSource):
     """The images below a folder. `remarks` names texts that have no image."""
+
+    _beside: frozenset[str] = frozenset()  # names of the texts
 
     def __init__(self, path: str, *, allow_bare: bool = False) -> None:
         """allow_bare: an image without a text is a record without captions; otherwise it is corrupt"""
@@ -51,6 +55,7 @@ class Folder(FileSource):
         if len(alone) == len(texts) and not allow_bare:
             raise data_error(f"{path} holds {len(self._names)} images without captions (NAME.txt, .json)")
         self.remarks += (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
+        self._beside = frozenset(texts)
 
     def _files(self, path: str) -> list[str]:
         """The files of `DIR?exclude=PATTERNS`."""
@@ -71,8 +76,24 @@ class Folder(FileSource):
         return Record(name, image, ()) if texts.silent else described(texts, name, image)
 
     def _texts(self, name: str) -> Record:
-        stem = os.path.join(self.path, os.path.splitext(name)[0])
-        return texts_beside(stem, lambda kind: _beside(stem, kind), lines=True)
+        def read(kind: str) -> bytes | None:
+            """The bytes of STEM.kind or STEM.KIND; None if neither is there. Raises CorruptSample."""
+            paths = self._texts_of(name, kind)
+            return read_image(paths, "") if paths else None
+
+        return texts_beside(os.path.join(self.path, os.path.splitext(name)[0]), read, lines=True)
+
+    def _texts_of(self, name: str, *kinds: str) -> list[str]:
+        """The paths of the texts beside an image."""
+        stem = os.path.splitext(name)[0]
+        names = (f"{stem}.{one}" for kind in kinds for one in (kind, kind.upper()))
+        return [os.path.join(self.path, one) for one in names if one in self._beside]
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        names = [self._names[i] for i in indices]
+        images = (os.path.join(self.path, name) for name in names)
+        texts = (path for name in names for path in self._texts_of(name, "json", "txt"))
+        fetch(Range(path) for path in (*images, *texts))
 
     def keys(self) -> Iterable[str]:
         return iter(self._names)
@@ -90,24 +111,16 @@ class Folder(FileSource):
 
 
 def suffix(name: str) -> str:
-    """The lower-case suffix without its dot."""
-    return os.path.splitext(name)[1][1:].lower()
+    """The lower-case suffix without its dot, of a path or a URL."""
+    return os.path.splitext(name_of(name))[1][1:].lower()
 
 
 def files_below(path: str) -> list[str]:
-    """Paths of all files below a folder, relative to it, sorted. Links are followed, circles are not."""
-    relative: list[str] = []
-    visited: set[tuple[int, int]] = set()
-    for folder, below, files in os.walk(path, onerror=_refuse, followlinks=True):
-        state = os.stat(folder)
-        if (state.st_dev, state.st_ino) in visited:
-            below.clear()
-            continue
-        visited.add((state.st_dev, state.st_ino))
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        names = (os.path.join(folder, name) for name in files if not name.startswith("."))
-        relative += [os.path.relpath(name, path) for name in names]
-    return sorted(relative)
+    """Paths of all files below a folder, relative to it, sorted; no hidden ones. Raises UserError."""
+    try:
+        return paths_below(path)
+    except OSError as error:
+        raise data_error(f"{error.filename} cannot be read ({error.strerror}): leave it out") from None
 
 
 def without(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[list[str], tuple[str, ...]]:
@@ -130,24 +143,9 @@ def without(names: Sequence[str], exclude: Sequence[str] = ()) -> tuple[list[str
     return [name for name in names if not out(name)], (remark,) if left else ()
 
 
-def _refuse(error: OSError) -> None:
-    raise data_error(f"{error.filename} cannot be read ({error.strerror}): leave it out")
-
-
-def _beside(stem: str, kind: str) -> bytes | None:
-    """The bytes of STEM.kind or STEM.KIND; None if neither exists. Raises CorruptSample if unreadable."""
-    paths = [f"{stem}.{one}" for one in (kind, kind.upper())]
-    try:
-        return read_image(paths, "")
-    except CorruptSample as error:
-        if error.cause == Cause.MISSING_IMAGE:
-            return None
-        raise
-
-
 def files_of(path: str, kind: str) -> list[str]:
     """The files of a kind that a path, a pattern or a folder stands for. Raises UserError."""
-    if os.path.isdir(path):
+    if is_folder(path):
         files = [os.path.join(path, name) for name in files_below(path) if suffix(name) == kind]
         if not files:
             raise data_error(f"{path} holds no .{kind} files")

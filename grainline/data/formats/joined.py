@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from pathlib import Path
 
-from grainline.data.formats.common import FileSource, Parts, digest, divide
+from grainline.data.formats.common import FileSource, Parts, digest, divide, stem_of, with_query
 from grainline.data.formats.parsed import data_error
 from grainline.data.record import Box, Boxed, Cause, CorruptSample, Record, Source, boxes_of, keys_of
 
@@ -30,6 +29,13 @@ class Joined(Parts):
         source = self.sources[number]
         return source.boxes(place) if isinstance(source, Boxed) else boxes_of(source, place, source[place])
 
+    def prefetch(self, indices: Sequence[int]) -> None:
+        parts: dict[int, list[int]] = {}
+        for number, place in map(self._part, indices):
+            parts.setdefault(number, []).append(place)
+        for number, places in parts.items():
+            prefetch(self.sources[number], places)
+
     def keys(self) -> Iterable[str]:
         for prefix, source in zip(self._prefixes, self.sources, strict=True):
             yield from (prefix + key for key in keys_of(source))
@@ -51,6 +57,9 @@ class SourceWrapper(FileSource):
     def __getitem__(self, index: int) -> Record:
         return self.source[index]
 
+    def prefetch(self, indices: Sequence[int]) -> None:
+        prefetch(self.source, indices)
+
     def keys(self) -> Iterable[str]:
         return keys_of(self.source)
 
@@ -65,6 +74,12 @@ def parts_of(source: Source) -> list[Source]:
     return parts_of(source.source) if isinstance(source, SourceWrapper) else [source]
 
 
+def prefetch(source: Source, indices: Sequence[int]) -> None:
+    """Fetch what some records need, all at once, where it is remote."""
+    if isinstance(source, FileSource):
+        source.prefetch(indices)
+
+
 def remarks(source: Source) -> tuple[str, ...]:
     """The remarks of a source when it was opened."""
     return source.remarks if isinstance(source, FileSource) else ()
@@ -75,7 +90,7 @@ def _prefixes(sources: Sequence[Source]) -> list[str]:
         keys = set(chain.from_iterable(map(keys_of, sources)))
         if len(keys) == sum(map(len, sources)):
             return [""] * len(sources)
-    names = [Path(source.path).stem for source in sources]
+    names = [stem_of(source.path) for source in sources]
     if len(set(names)) < len(names):
         names = [f"{name}.{number}" for number, name in enumerate(names)]
     return [f"{name}/" for name in names]
@@ -132,7 +147,7 @@ def split_skip(path: str) -> tuple[str, tuple[int, ...]]:
     if not all(number.isascii() and number.isdigit() and len(number) < 19 for number in numbers):
         raise data_error(f"{', '.join(skips)} in {path} must be numbers of captions, such as {OPTION}=0,1")
     rest = "&".join(option for option in options if option not in skips)
-    return (f"{base}?{rest}" if rest else base), tuple(sorted({int(number) for number in numbers}))
+    return with_query(base, rest), tuple(sorted({int(number) for number in numbers}))
 
 
 def without_images(source: Source) -> str:

@@ -4,12 +4,18 @@ import os
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from grainline.data.decode import image_size
-from grainline.data.formats.common import FileSource, digest, read_image, require_images, split_query
+from grainline.data.formats.common import (
+    FileSource,
+    digest,
+    read_image,
+    require_images,
+    split_query,
+    stem_of,
+)
 from grainline.data.formats.parsed import (
     Fields,
     Id,
@@ -22,6 +28,7 @@ from grainline.data.formats.parsed import (
     read_text,
     strings,
 )
+from grainline.data.formats.storage import Range, absolute, fetch
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import UserError, shorten_words
 
@@ -81,7 +88,7 @@ class ListedImages(FileSource):
 
     def folder(self) -> str:
         """The folder of the images, where none is named."""
-        return os.path.dirname(os.path.abspath(self._file))
+        return os.path.dirname(absolute(self._file))
 
     @abstractmethod
     def parse(self, content: Any) -> list[Entry]:
@@ -116,6 +123,9 @@ class ListedImages(FileSource):
             sizes = f"{actual[0]} x {actual[1]} pixels, its {self.sized} are for {size[0]} x {size[1]}"
             raise CorruptSample(Cause.CORRUPT_REGION, f"{where} ({sizes})")
         return record
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        fetch(Range(path) for i in indices for path in self._paths(self.entries[i])[:1])
 
     def keys(self) -> Iterable[str]:
         return (entry.record.key for entry in self.entries)
@@ -234,7 +244,7 @@ class CocoVal2017(_Coco):
         for note in sorted(notes, key=lambda note: (isinstance(note.id, str), note.id)):
             captions[note.image_id].extend(strings(note.caption))
         # DIR may be the folder of the images, or the one above it, named as in captions_val2017.json
-        year = Path(self._file).stem.removeprefix("captions_")
+        year = stem_of(self._file).removeprefix("captions_")
         for i, row in enumerate(rows):
             if isinstance(row, _Image):
                 places = row.file_name, os.path.join(year, row.file_name)

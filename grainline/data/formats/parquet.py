@@ -20,16 +20,20 @@ from grainline.data.formats.common import (
     described,
     digest,
     divide,
+    name_of,
     read_captions,
     read_image,
     require_images,
     split_query,
     text_parts,
+    with_query,
 )
 from grainline.data.formats.folder import files_of
-from grainline.data.formats.parsed import data_error, regular
+from grainline.data.formats.parsed import data_error
+from grainline.data.formats.storage import absolute, open_regular, state_of
 from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of, unnamed
 from grainline.data.record import Cause, CorruptSample, Record
+from grainline.errors import stop_if_unreachable
 
 CACHED_GROUPS = 2
 
@@ -60,7 +64,7 @@ class Parquet(Parts):
             if missing:
                 raise data_error(f"{file} has no column {min(missing)}, which {self._files[0]} has")
             starts = accumulate(sizes, initial=0)
-            groups, changed = zip(range(len(sizes)), starts, sizes, strict=False), os.stat(file).st_mtime_ns
+            groups, changed = zip(range(len(sizes)), starts, sizes, strict=False), state_of(file).changed
             self._groups += [_Group(file, *group, changed) for group in groups]
         self._starts = list(accumulate((group.rows for group in self._groups), initial=0))
         if not len(self):
@@ -68,9 +72,9 @@ class Parquet(Parts):
         self._columns = choose_columns(schema.names, options, self._files[0])
         self.remarks = unnamed(schema.names)
         self._further = [name for name in FURTHER if name in schema.names]
-        folder = os.path.dirname(os.path.abspath(self._files[0]))
-        self._root = os.path.abspath(images) if images else os.path.join(folder, options.get("root", ""))
-        names = [os.path.basename(file) for file in self._files]
+        folder = os.path.dirname(absolute(self._files[0]))
+        self._root = absolute(images) if images else os.path.join(folder, options.get("root", ""))
+        names = [name_of(file) for file in self._files]
         unique = names if len(set(names)) == len(names) else self._files
         self._labels = dict(zip(self._files, unique, strict=True))
         if _holds_paths(schema, self._columns["image"], self._files[0]):
@@ -85,7 +89,7 @@ class Parquet(Parts):
     def open(cls, path: str, images: str | None = None, size: int | None = None) -> "Parquet":  # noqa: ARG003
         """The Parquet files of a path, a pattern or a folder."""
         base, query = divide(path)
-        files = [f"{file}?{query}" if query else file for file in files_of(base, "parquet")]
+        files = [with_query(file, query) for file in files_of(base, "parquet")]
         return cls(files, path, images)
 
     def __getitem__(self, index: int) -> Record:
@@ -162,10 +166,10 @@ def _opened(file: str, read: Callable[[Any], Any]) -> Any:
     except ImportError as error:
         raise data_error(f"{file} needs pyarrow: pip install 'grainline[data]'") from error
     try:
-        regular(file)
-        with ParquetFile(file) as opened:
+        with open_regular(file) as plain, ParquetFile(plain, pre_buffer=True) as opened:
             return read(opened)
     except Exception as error:  # damage makes pyarrow raise nearly everything
+        stop_if_unreachable(error)
         lines = str(getattr(error, "strerror", None) or error).splitlines()
         raise data_error(f"{file} cannot be read as parquet ({(*lines, type(error).__name__)[0]})") from error
 

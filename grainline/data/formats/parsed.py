@@ -17,11 +17,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from grainline.config import located, plain
 from grainline.data.decode import MAX_PIXELS
+from grainline.data.formats.storage import open_regular, read_plain
 from grainline.data.record import Box
 from grainline.errors import UserError
-from grainline.system import open_regular
-from grainline.system import read_plain as read_plain
-from grainline.system import regular as regular
 
 HELP = "see docs/data.md"
 

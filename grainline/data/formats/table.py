@@ -14,7 +14,6 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from PIL import Image
@@ -34,11 +33,11 @@ from grainline.data.formats.parsed import (
     brief_json,
     data_error,
     parse_json,
-    read_plain,
     read_text,
     strings,
     text_of,
 )
+from grainline.data.formats.storage import absolute, read_plain
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import some
 
@@ -71,7 +70,7 @@ class Table(ListedImages):
     options: ClassVar[tuple[str, ...]] = ("image", "caption", "long", "root")
 
     def __init__(self, path: str, images: str | None = None, content: Any = None) -> None:
-        super().__init__(path, images and os.path.abspath(images), content)
+        super().__init__(path, images and absolute(images), content)
 
     def load(self) -> list[Row]:
         return read_rows(self._file)
@@ -189,7 +188,7 @@ def read_rows(file: str, text: str | None = None) -> list[Row]:
     text = read_text(file) if text is None else text
     if not text.strip():
         raise data_error(f"{file} is empty")
-    kind = Path(file.removesuffix(".gz")).suffix.lower()
+    kind = os.path.splitext(name_of(file.removesuffix(".gz")))[1].lower()
     if kind in (".csv", ".tsv"):
         return list(_csv_rows(file, text, kind))
     if kind == ".json":
@@ -322,7 +321,14 @@ def _text_rows(path: str) -> list[Row]:
     text = _unzipped(path) if plain != path else read_text(path)
     if not text.strip():
         raise data_error(f"{path} is empty")
-    if os.path.splitext(plain)[1].lower() in (".jsonl", ".ndjson", ".jsonlines", ".json", ".csv", ".tsv"):
+    if os.path.splitext(name_of(plain))[1].lower() in (
+        ".jsonl",
+        ".ndjson",
+        ".jsonlines",
+        ".json",
+        ".csv",
+        ".tsv",
+    ):
         return read_rows(path, text)
     lines = enumerate(text.split("\n"), 1)
     return [Row(number, {"caption": line}) for number, line in lines if line.strip()]

@@ -1,0 +1,183 @@
+"""The files and folders that sources read, at a path of this machine or at a URL.
+
+A URL is s3://, gs://, hf://, https:// or another one of fsspec (extra `remote`); `remote` reads it. Of a URL
+that begins with http, options follow a #, because a ? belongs to the URL, and a folder ends with a slash.
+
+All raise OSError for what is not there, and `Unreachable` where a server does not answer.
+"""
+
+import errno
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grainline import system
+from grainline.errors import Unreachable as Unreachable
+from grainline.system import MAX_BYTES, READ, read_at
+
+BUFFER = 2**22  # bytes of a remote file that one request reads, where a file is read from its start on
+
+
+class State(NamedTuple):
+    """The size of a file in bytes, and when it was changed: in nanoseconds, or a digest of its version."""
+
+    size: int
+    changed: int
+
+
+class Range(NamedTuple):
+    """Some bytes of a file."""
+
+    path: str
+    offset: int = 0
+    size: int | None = None  # None: all that follow
+
+
+def is_remote(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a URL.
+
+    >>> is_remote("s3://bucket/a.tar"), is_remote("photos/a.tar"), is_remote("scenes:train")
+    (True, False, False)
+    """
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path)) is not None
+
+
+def _remote() -> Any:
+    from grainline.data.formats import remote  # imports fsspec
+
+    return remote
+
+
+def forget(path: str) -> None:
+    """Ask the server anew of what lies at a URL, or at those that a pattern stands for."""
+    if is_remote(path):
+        _remote().forget(re.split(r"[*?\[{#]", path)[0])
+
+
+def absolute(path: str) -> str:
+    """The path from the root of its file system on; a URL is one."""
+    return path if is_remote(path) else os.path.abspath(path)
+
+
+def exists(path: str) -> bool:
+    """Whether a file or a folder is there."""
+    return bool(_remote().ask(path).kind) if is_remote(path) else os.path.exists(path)
+
+
+def is_file(path: str) -> bool:
+    """Whether a file is there."""
+    return bool(_remote().ask(path).kind == "file") if is_remote(path) else os.path.isfile(path)
+
+
+def is_folder(path: str) -> bool:
+    """Whether a folder is there."""
+    return bool(_remote().ask(path).kind == "folder") if is_remote(path) else os.path.isdir(path)
+
+
+def state_of(path: str) -> State:
+    """The state of a regular file."""
+    if is_remote(path):
+        return State(*_remote().state_of(path))
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return State(state.st_size, state.st_mtime_ns)
+
+
+def existing(paths: Sequence[str]) -> list[bool]:
+    """Whether a file or a folder is there, of each path; URLs are asked for together."""
+    if paths and is_remote(paths[0]):
+        _remote().look_up(paths)
+    return [exists(path) for path in paths]
+
+
+def names_in(folder: str) -> list[str]:
+    """The names of the files and folders in a folder."""
+    return list(_remote().names_in(folder)) if is_remote(folder) else os.listdir(folder)
+
+
+def matches(pattern: str) -> list[str]:
+    """The paths that a pattern of the shell stands for, sorted."""
+    return list(_remote().matches(pattern)) if is_remote(pattern) else sorted(glob.glob(pattern))
+
+
+def paths_below(folder: str) -> list[str]:
+    """Paths of all files below a folder, relative to it, sorted, without hidden ones.
+
+    Links are followed, circles are not.
+    """
+    if is_remote(folder):
+        return list(_remote().paths_below(folder))
+    relative: list[str] = []
+    visited: set[tuple[int, int]] = set()
+    for place, below, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        state = os.stat(place)
+        if (state.st_dev, state.st_ino) in visited:
+            below.clear()
+            continue
+        visited.add((state.st_dev, state.st_ino))
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        names = (os.path.join(place, name) for name in files if not name.startswith("."))
+        relative += [os.path.relpath(name, folder) for name in names]
+    return sorted(relative)
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def read_plain(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file. Raises OSError also for one of more than `max_bytes`."""
+    path = os.fspath(path)
+    state = state_of(path)
+    if state.size > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes:,} bytes", path)
+    return read_range(path, state, 0, state.size) if is_remote(path) else Path(path).read_bytes()
+
+
+def open_regular(path: str) -> BufferedReader:
+    """A regular file, open for reading: a pipe would block, and a device may have no end."""
+    if not is_remote(path):
+        return system.open_regular(path)
+    return BufferedReader(_remote().RemoteFile(path), BUFFER)
+
+
+def read_range(path: str, state: State, offset: int, size: int) -> bytes:
+    """Up to `size` bytes from an offset on, in any thread and after a fork.
+
+    Raises OSError where the file does not have this state, of when its index was read, any more.
+    """
+    if is_remote(path):
+        return bytes(_remote().read_range(path, state, offset, size))
+    return read_at(_open(path, *state).number, size, offset)
+
+
+def fetch(ranges: Iterable[Range]) -> None:
+    """Fetch some bytes that are read next, together and ahead, where they are remote."""
+    if away := [one for one in ranges if is_remote(one.path)]:
+        _remote().fetch(away)
+
+
+class _Handle:
+    """An open file that closes when the last user lets go of it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+@lru_cache(maxsize=64)  # per process, safe in threads: read_at leaves no position that a fork could share
+def _open(path: str, size: int, changed: int) -> _Handle:
+    handle = _Handle(os.open(path, READ))
+    state = os.fstat(handle.number)
+    if (state.st_size, state.st_mtime_ns) != (size, changed):
+        raise OSError("it was changed after its index was read")
+    return handle
