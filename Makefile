@@ -55,11 +55,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
-# What tests of engines use, such as an S3 server: a minute, and apart, because it changes python-dateutil.
+# What tests of engines use: an S3 server and Ray. It takes a minute, and is apart, for it changes python-dateutil.
 engines: $(ENGINES)
 
 $(ENGINES): $(READY)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,remote]" "moto[server]>=5.2,<6"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev,remote,ray]" "moto[server]>=5.2,<6"
 	@touch $@
 
 $(DOCS): $(READY)

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 37_738,  # code and docstrings; goal 35,000
-    "lines": 45_516,  # goal 42,000
-    "test lines": 44_357,  # goal 41,000
-    "benchmark lines": 3_713,  # goal 5,500
+    "code lines": 38_254,  # code and docstrings; goal 35,000
+    "lines": 46_130,  # goal 42,000
+    "test lines": 44_643,  # goal 41,000
+    "benchmark lines": 3_760,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
     "fan-out": 15,
@@ -60,6 +60,10 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("lines", 925, "the same"),
     ("test lines", 581, "their tests, over an S3 server that fails, and these rows"),
     ("benchmark lines", 140, "S3 beside a disk, and ten million samples"),
+    ("code lines", 516, "vectors by many processes, by Ray, here or at a URL; of the same 2,000"),
+    ("lines", 614, "the same"),
+    ("test lines", 286, "their tests, over killed processes and nodes, and these rows"),
+    ("benchmark lines", 47, "vectors in parts beside a plain loop"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

@@ -17,11 +17,11 @@ import typer
 import yaml
 from PIL import Image
 from runs import call, complaint, recipe
-from safetensors.torch import load_file
 
 import grainline
 from grainline.cli.main import app
 from grainline.cli.options import QUIET, next_step
+from grainline.data.vector_parts import read_vectors
 from grainline.recipes import about, is_ablation, names
 from grainline.training.recipe import read_recipe
 from grainline.training.run import train as train_recipe
@@ -357,10 +357,14 @@ def test_wrong_input_of_encode_is_one_line(trained: Path, tmp_path: Path, capsys
     text = complaint(capsys, "encode", trained, tmp_path / "few.txt", "--out", tmp_path / "file" / "v")
     assert "choose another --out" in text
     assert call("encode", trained, tmp_path / "few.txt", *out) == 0
-    before = (tmp_path / "v" / "vectors.safetensors").read_bytes()
-    text = complaint(capsys, "encode", trained, tmp_path / "few.txt", *out)
-    assert "v is not an empty folder; choose another --out" in text
-    assert (tmp_path / "v" / "vectors.safetensors").read_bytes() == before
+    before = (tmp_path / "v" / "manifest.json").read_bytes()
+    text = complaint(capsys, "encode", trained, tmp_path / "few.txt", *out, "--half")
+    assert "v holds vectors of another job, with half False, and True now; choose another --out" in text
+    assert (tmp_path / "v" / "manifest.json").read_bytes() == before
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    text = complaint(capsys, "encode", trained, tmp_path / "few.txt", "--out", tmp_path / "full")
+    assert "full is not an empty folder: it holds mine; choose another --out" in text
     text = complaint(
         capsys, "encode", trained, tmp_path / "few.txt", "--images", "x", "--out", tmp_path / "w"
     )
@@ -391,26 +395,25 @@ def test_a_folder_of_bare_images_gives_their_vectors(trained: Path, tmp_path: Pa
     capsys.readouterr()
     (tmp_path / "photos" / "3.jpg").write_bytes(b"no image")
     assert call("encode", trained, tmp_path / "photos", "--out", tmp_path / "v", "--batch-size", "2") == 0
-    saved = load_file(tmp_path / "v" / "vectors.safetensors")
-    assert list(saved) == ["images"]
+    vectors, rows = read_vectors(str(tmp_path / "v"))
+    assert list(vectors) == ["images"]
     expected = grainline.load(trained).encode(images=images).vector
-    torch.testing.assert_close(saved["images"], expected)
-    rows = [json.loads(line) for line in (tmp_path / "v" / "rows.jsonl").read_text().splitlines()]
+    torch.testing.assert_close(torch.from_numpy(vectors["images"]), expected)
     assert [(row["side"], row["key"]) for row in rows] == [("images", f"{i}.png") for i in range(3)]
-    notes = [json.loads(line) for line in (tmp_path / "v" / "notes.jsonl").read_text().splitlines()]
-    assert notes[0] == {"note": "skipped", "cause": "corrupt image", "samples": 1}
-    assert " images/s; 1 samples were skipped, see notes.jsonl" in capsys.readouterr().out
+    (failed,) = (tmp_path / "v" / "parts").glob("*.failed.jsonl")
+    assert json.loads(failed.read_text())["cause"] == "corrupt image"
+    assert " images/s; 1 samples failed, see parts/*.failed.jsonl" in capsys.readouterr().out
     (tmp_path / "photos" / "1.TXT").write_text("A single text.")  # the others are encoded all the same
     assert call("encode", trained, tmp_path / "photos", "--out", tmp_path / "w") == 0
-    saved = load_file(tmp_path / "w" / "vectors.safetensors")
-    assert (len(saved["images"]), len(saved["texts"])) == (3, 1)
+    vectors, _ = read_vectors(str(tmp_path / "w"))
+    assert (len(vectors["images"]), len(vectors["texts"])) == (3, 1)
 
 
 def test_vectors_of_a_pairwise_method_are_written_with_what_they_are_for(tmp_path: Path) -> None:
     model = indexes.saved(indexes.tiny_model("maxsim"), tmp_path / "model")
     photo(tmp_path / "photos" / "0.png")
     assert call("encode", model, tmp_path / "photos", "--out", tmp_path / "v") == 0
-    notes = (tmp_path / "v" / "notes.jsonl").read_text()
+    notes = (tmp_path / "v" / "manifest.json").read_text()
     assert "maxsim scores pairs by their tokens; by these vectors it only finds candidates" in notes
 
 
@@ -464,14 +467,13 @@ def test_a_small_journey_from_data_to_vectors(tmp_path: Path, capsys: Capture) -
     assert call("evaluate", out, "--data", "scenes:dev?count=4", "--suite", "probes") == 0
 
     assert call("encode", out, tars, "--out", vectors) == 0
-    saved = load_file(vectors / "vectors.safetensors")
+    saved, rows = read_vectors(str(vectors))
     assert saved["images"].shape == saved["texts"].shape == (24, 32)
-    rows = [json.loads(line) for line in (vectors / "rows.jsonl").read_text().splitlines()]
     assert [row["row"] for row in rows if row["side"] == "texts"] == list(range(24))
 
     (tmp_path / "few.txt").write_text("A red circle.\n\nA blue square.\n")
     assert call("encode", out, tmp_path / "few.txt", "--out", tmp_path / "few") == 0
-    alone = load_file(tmp_path / "few" / "vectors.safetensors")["texts"]
+    alone = torch.from_numpy(read_vectors(str(tmp_path / "few"))[0]["texts"])
 
     model = grainline.load(out)
     texts = ["A red circle.", "A blue square."]

@@ -21,7 +21,7 @@ LAYERS = [  # lower layers first; modules of one layer may import each other onl
     {"model"},
     {"loading"},
     {"evaluation"},
-    {"training", "index", "export"},
+    {"training", "index", "export", "embedding"},
     {"web"},
     {"cli"},
     {"__main__"},

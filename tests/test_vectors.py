@@ -183,16 +183,12 @@ def commands(title: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in "".join(blocks).splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("line", ["[]", "7", "nonsense", '{"side": "images"}', '{"key": "a"}', "7" * 5000])
-def test_a_damaged_list_of_rows_is_one_line(tmp_path: Path, line: str) -> None:
-    arrays = {"images": torch.eye(3), "texts": torch.eye(3)}
-    save_file(arrays, tmp_path / "vectors.safetensors")
-    (tmp_path / "rows.jsonl").write_text(f"{line}\n")
-    with pytest.raises(UserError, match=r"rows.jsonl is not as `grainline encode` writes it; encode again"):
-        grainline.evaluate(vectors=str(tmp_path))
-    rows = [{"side": side, "key": key, "text": "A dog."} for side in ("images", "texts") for key in "aab"]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(UserError, match=r"rows.jsonl names 2 images for 3 image vectors"):
+@pytest.mark.parametrize("text", ["[]", "7", "nonsense", "{}", '{"parts": [{}]}', '{"parts": 7}', "7" * 5000])
+def test_a_damaged_manifest_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(
+        UserError, match=r"manifest.json is not as `grainline encode` writes it .*; encode again"
+    ):
         grainline.evaluate(vectors=str(tmp_path))
 
 

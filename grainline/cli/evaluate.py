@@ -167,12 +167,12 @@ def _type(schema: dict[str, Any]) -> str:
     return str(schema.get("type", "any")) + inner
 
 
-@from_signature("evaluation/encode.py:write_vectors", without=("batch",))
+@from_signature("embedding/write.py:write_vectors", without=("batch",))
 def encode(
     model: Model,
     source: str,
     *,
-    out: Path,
+    out: str,
     descriptions: Descriptions = None,
     batch_size: BatchSize = 64,
     **settings: Any,
@@ -180,25 +180,27 @@ def encode(
     """Write unit vectors of all images and texts of a source, or of the lines of a text file.
 
     source  a data source, or a .txt file with one text a line
-    out     new folder for vectors.safetensors, rows.jsonl and notes.jsonl
+    out     folder for parts with a manifest, here or at a URL; where it was begun, it goes on
     """
     check_model(model)
     started = time.monotonic()
-    from grainline.evaluation.encode import write_vectors
+    from grainline.embedding.write import write_vectors
     from grainline.loading import load
     from grainline.training.recipe import descriptions_for
 
     loaded = load(model)
     own = None if source.endswith(".txt") else descriptions_for(loaded, model, descriptions)
-    with progress("encoding") as step:
-        counts = write_vectors(
-            loaded, source, out, batch=batch_size, descriptions=own, progress=step, **settings
+    with progress("encoding", "parts") as step:
+        manifest = write_vectors(
+            loaded, model, source, out, batch=batch_size, descriptions=own, progress=step, **settings
         )
-    skipped = counts.pop("skipped")
-    written = ", ".join(f"{number} {name}" for name, number in counts.items())
-    note = f"; {skipped} samples were skipped, see notes.jsonl" if skipped else ""
-    speed = counts.get("images", 0) / (time.monotonic() - started)
-    print(f"written: {out} ({written}){f', {speed:.1f} images/s' if speed else ''}{note}")
+    written = ", ".join(f"{manifest[side]} {side}" for side in ("images", "texts") if manifest[side])
+    failed = f"; {manifest['failed']} samples failed, see parts/*.failed.jsonl" if manifest["failed"] else ""
+    cut = f"; {manifest['cut']} texts were cut: longer than the model reads" if manifest["cut"] else ""
+    speed = manifest["images"] / (time.monotonic() - started)
+    print(f"written: {out} ({written}){f', {speed:.1f} images/s' if speed else ''}{failed}{cut}")
+    for note in manifest["notes"]:
+        print(note)
 
 
 @from_signature("evaluation/show.py:show", without=("texts",))

@@ -18,6 +18,7 @@ pairs         Images and captions that are given in Python: one image or several
 record        What every source yields, and why a sample cannot be used.
 texts         The texts of a training sample, and texts as token ids of their parts.
 transforms    From an image of any size to a square of pixels.
+vector_parts  The folder of `grainline encode`: its parts, and how they are read.
 benchmarks/   Files of published benchmarks and data sets as sources.
 formats/      File formats of data: folders, tables, Parquet, tars, and what reads them.
 phrases/      Captions split into phrases: noun phrases, actions, spatial relations.

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image
 
-from grainline.errors import shorten_words, stop_if_unreachable
+from grainline.errors import UserError, shorten_words, stop_if_unreachable
 
 Span = tuple[str, int, int]
 """A place in a text: ("long", 3, 17) or ("captions.0", 3, 17), from character 3 up to, not including, 17."""
@@ -80,6 +80,14 @@ class Cause:
     CORRUPT_ROW = "corrupt row"  # one line of a table that cannot be parsed
     CORRUPT_TEXT = "corrupt text"  # a file of texts beside an image that is not UTF-8, or not JSON
     CORRUPT_REGION = "corrupt region"  # a box, mask, span or foil that makes no sense
+
+
+HELP = "see docs/data.md"
+
+
+def data_error(message: str) -> UserError:
+    """A wrong source of data; the message ends with the page that helps."""
+    return UserError(f"{message}; {HELP}")
 
 
 class CorruptSample(Exception):

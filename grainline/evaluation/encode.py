@@ -1,32 +1,25 @@
-"""A data source, encoded: the input of every suite, and the vectors that `grainline encode` writes.
+"""A data source, encoded: the input of every suite, and of `grainline encode`.
 
 Samples that cannot be used are skipped, counted by cause and carried into the result. Tokens are dropped
 unless the method compares them; those of images are then stored as scores read them (`Method.precompute`).
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors.torch import save_file
-from torch import Tensor
 
 from grainline.data.decode import decode
 from grainline.data.descriptions import Described, Descriptions, WithDescriptions
-from grainline.data.formats.joined import remarks
-from grainline.data.formats.parsed import read_lines
-from grainline.data.open_source import SOURCES, open_source
+from grainline.data.formats.joined import prefetch, remarks
 from grainline.data.record import Cause, CorruptSample, Record, Source
 from grainline.distributed import parts_of_workers, rows_of_workers, span, workers
 from grainline.errors import UserError, amount
-from grainline.files import WRITE_ERRORS, reason
 from grainline.model import Model
 from grainline.types import Encoded, concat, rows, vectors_only, without_places
 
@@ -189,7 +182,7 @@ def _refuse(failed: Sequence[tuple[str, str]], source: Source, max_corrupt: floa
             f" are {max_corrupt:.0%} of them (--max-corrupt, or data.max_corrupt of a recipe);"
             f" the first: {'; '.join(text for _, text in failed[:3])}"
         )
-    if len(failed) == len(source):
+    if len(failed) == len(source) and max_corrupt < 1:
         raise UserError(f"no sample of {source.path} can be used; the first of {len(source)}: {failed[0][1]}")
 
 
@@ -305,7 +298,10 @@ class Walk:
         """Read and encode the samples. Ends early where more of them are corrupt than may be."""
         source, described = self.source, self.descriptions
         records = source if described is None else WithDescriptions(source, described)
-        for index in span(len(records), self.batch):
+        share = span(len(records), self.batch)
+        for index in share:
+            if (index - share.start) % self.batch == 0:
+                prefetch(records, range(index, min(index + self.batch, share.stop)))
             try:
                 record = records[index]
                 self._add(record, decode(record) if self.encode_images else None, index)
@@ -362,85 +358,3 @@ class Walk:
 def encode_source(model: Model, source: Source, **settings: Any) -> Encodings:
     """All images and texts of a source, encoded in one `Walk` with these settings."""
     return Walk(model, source, **settings).encodings()
-
-
-JsonLines = list[dict[str, Any]]
-
-
-def write_vectors(  # long by its docstring, which is the help of the command
-    model: Model,
-    source: str,
-    out: Path,
-    *,
-    images: str | None = None,
-    captions: Any = "auto",
-    descriptions: Descriptions | None = None,
-    batch: int = 64,
-    progress: Progress | None = None,
-) -> dict[str, int]:
-    """Encode a data source, or the lines of a .txt file, into a folder.
-
-    OUT/vectors.safetensors holds `images` [N, D] and `texts` [M, D] in float32, unit length. OUT/rows.jsonl
-    describes each row in a line. OUT/notes.jsonl lists skipped samples and counts truncated texts. Images of
-    a folder are encoded without texts too; where nothing has a text, only `images` are written.
-
-    images        folder of the images, for files that name them by path
-    captions      texts of a source, as in `evaluate`: auto, whole, each or first
-    descriptions  of the images, for a model that reads them
-
-    Returns the number of images, of texts, and of skipped samples. Raises UserError where `out` holds
-    anything already.
-    """
-    lines = source.endswith(".txt") and source.partition(":")[0] not in SOURCES
-    if lines and images is not None:
-        raise UserError(f"--images {images} does not go with {source}, a file of texts")
-    _refuse_full(out)
-    if lines:
-        encoded = text_rows(model, batch, keep_tokens=False)
-        described = [{"side": "texts", "row": encoded.add(x), "text": x} for x in read_lines(source)]
-        vectors, notes, cut = {"texts": encoded.stacked().vector}, JsonLines(), encoded.cut
-    else:
-        opened = open_source(source, images=images, size=model.method.size, allow_bare=True, trust_code=True)
-        data = encode_source(
-            model, opened, captions=captions, need_text=False, descriptions=descriptions, batch=batch,
-            max_corrupt=1.0, progress=progress,
-        )  # fmt: skip
-        (vectors, described, notes), cut = _described_rows(data), data.cut
-    skipped = sum(note["samples"] for note in notes if note["note"] == "skipped")
-    if cut:
-        notes += [{"note": "texts longer than the model reads were cut", "texts": cut}]
-    if model.method.pairwise:
-        name = model.description.method
-        notes += [{"note": f"{name} scores pairs by their tokens; by these vectors it only finds candidates"}]
-    file = out / "vectors.safetensors"
-    try:
-        save_file({name: x.cpu().contiguous() for name, x in vectors.items()}, file)
-        file.chmod((out.stat().st_mode & 0o666) | 0o600)  # readable to whom the folder is
-        for name, content in (("rows.jsonl", described), ("notes.jsonl", notes)):
-            text = "".join(json.dumps(row) + "\n" for row in content)
-            (out / name).write_text(text, encoding="utf-8")
-    except WRITE_ERRORS as error:
-        raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
-    return {name: len(x) for name, x in vectors.items()} | {"skipped": skipped}
-
-
-def _refuse_full(out: Path) -> None:
-    """Make a folder. Raises UserError where it cannot be made, and where it holds anything."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        existing = next(out.iterdir(), None)
-    except OSError as error:
-        raise UserError(f"cannot write into {out}: {reason(error)}; choose another --out") from None
-    if existing is not None:
-        raise UserError(f"{out} is not an empty folder; choose another --out")
-
-
-def _described_rows(data: Encodings) -> tuple[dict[str, Tensor], JsonLines, JsonLines]:
-    lines: JsonLines = [{"side": "images", "row": i, "key": key} for i, key in enumerate(data.keys)]
-    for i, (text, owner) in enumerate(zip(data.strings, data.texts.image.tolist(), strict=True)):
-        lines.append({"side": "texts", "row": i, "key": data.keys[owner], "text": text})
-    notes: JsonLines = [{"note": "skipped", "cause": one, "samples": n} for one, n in data.damaged.items()]
-    notes += [{"note": "skipped first", "where": where} for where in data.damaged_first]
-    notes += [{"note": remark} for remark in data.remarks]
-    vectors = {"images": data.images.vector} | ({"texts": data.texts.vector} if data.strings else {})
-    return vectors, lines, notes

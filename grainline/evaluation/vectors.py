@@ -28,6 +28,7 @@ from grainline.data.formats.common import digest
 from grainline.data.formats.parsed import parse_json, read_text
 from grainline.data.pairs import ImageTextPairs
 from grainline.data.record import CorruptSample
+from grainline.data.vector_parts import MANIFEST, read_vectors
 from grainline.errors import UserError, amount, some, suggestion
 from grainline.evaluation.encode import Collector, Encodings, Sample
 from grainline.evaluation.examples import Evaluation
@@ -206,7 +207,7 @@ def open_named(files: str) -> Embeddings | None:
     IMAGES.npy+TEXTS.npy+PAIRS.jsonl    BOTH.npz+PAIRS.jsonl    FOLDER
     """
     parts = files.split("+")
-    if not isfile(join(files, "rows.jsonl")) and (len(parts) == 1 or exists(files)):
+    if not isfile(join(files, MANIFEST)) and (len(parts) == 1 or exists(files)):
         return None
     parts = [files] if exists(files) else parts
     pairs = parts.pop() if Path(parts[-1]).suffix == ".jsonl" else None
@@ -231,23 +232,22 @@ def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, list[str] | None, P
 
 
 def _folder_rows(vectors: Any) -> tuple[list[str] | None, Pairs]:
-    """The keys of the images and the pairs in rows.jsonl of a folder of `grainline encode`."""
-    if not isinstance(vectors, str | Path) or not (file := Path(vectors) / "rows.jsonl").is_file():
+    """The keys of the images and the pairs in a folder of `grainline encode`."""
+    if not isinstance(vectors, str | Path) or not isfile(join(vectors, MANIFEST)):
         return None, None
-    try:
-        rows = [parse_json(line) for line in read_text(str(file)).split("\n") if line]
-        texts = [row for row in rows if row["side"] == "texts" and "key" in row]
-        pairs = [{"image": row["key"], "text": row["text"]} for row in texts]
-        return [str(row["key"]) for row in rows if row["side"] == "images"] or None, pairs or None
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{file} is not as `grainline encode` writes it; encode again") from None
+    rows = read_vectors(str(vectors))[1]
+    texts = [row for row in rows if row["side"] == "texts" and row.get("key") is not None]
+    pairs = [{"image": row["key"], "text": row["text"]} for row in texts]
+    return [str(row["key"]) for row in rows if row["side"] == "images"] or None, pairs or None
 
 
 def _arrays(path: Any) -> Mapping[str, Any]:
     """The arrays of a file by their names; a large .npy is not read before its rows are used."""
     if not isinstance(path, str | Path):
         return path if isinstance(path, Mapping) else {"": path}
-    file = Path(path) / "vectors.safetensors" if Path(path).is_dir() else Path(path)
+    file = Path(path)
+    if file.is_dir():
+        return read_vectors(str(file))[0]
     if file.suffix not in (".npy", ".npz", ".safetensors"):
         raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
     try:

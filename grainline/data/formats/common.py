@@ -121,6 +121,10 @@ class FileSource(ABC):
     def keys(self) -> Iterable[str]:
         """The keys of all records in order, without reading the records."""
 
+    def shards(self) -> list[tuple[str, int]]:
+        """The files that the records lie in, in order: a digest of the content of each, and its records."""
+        return [(self.fingerprint(), len(self))]
+
     def prefetch(self, indices: Sequence[int]) -> None:  # noqa: B027 - nothing is remote
         """Fetch what some records need, all at once, where it is remote."""
 

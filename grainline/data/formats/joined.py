@@ -29,6 +29,11 @@ class Joined(Parts):
         source = self.sources[number]
         return source.boxes(place) if isinstance(source, Boxed) else boxes_of(source, place, source[place])
 
+    def shards(self) -> list[tuple[str, int]]:
+        pairs = zip(self._prefixes, self.sources, strict=True)
+        files = ((prefix, file) for prefix, one in pairs for file in shards(one))
+        return [(f"{prefix}{content}", number) for prefix, (content, number) in files]
+
     def prefetch(self, indices: Sequence[int]) -> None:
         parts: dict[int, list[int]] = {}
         for number, place in map(self._part, indices):
@@ -78,6 +83,11 @@ def prefetch(source: Source, indices: Sequence[int]) -> None:
     """Fetch what some records need, all at once, where it is remote."""
     if isinstance(source, FileSource):
         source.prefetch(indices)
+
+
+def shards(source: Source) -> list[tuple[str, int]]:
+    """The files of a source as a `FileSource` says them; any other source is one."""
+    return source.shards() if isinstance(source, FileSource) else [(source.fingerprint(), len(source))]
 
 
 def remarks(source: Source) -> tuple[str, ...]:

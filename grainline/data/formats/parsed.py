@@ -18,16 +18,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from grainline.config import located, plain
 from grainline.data.decode import MAX_PIXELS
 from grainline.data.formats.storage import open_regular, read_plain
+from grainline.data.record import HELP as HELP
 from grainline.data.record import Box
+from grainline.data.record import data_error as data_error
 from grainline.errors import UserError
-
-HELP = "see docs/data.md"
-
-
-def data_error(message: str) -> UserError:
-    """A wrong source of data; the message ends with the page that helps."""
-    return UserError(f"{message}; {HELP}")
-
 
 _DIGITS = 300  # of an integer in JSON; a longer one is infinite, as 1e999 is, and no check accepts that
 

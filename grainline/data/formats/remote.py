@@ -12,14 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar, cast
 
 from grainline.data.formats.blocks import BLOCK, BlockFile, cache
-from grainline.data.formats.parsed import data_error
-from grainline.data.formats.storage import Range, State
+from grainline.data.record import data_error
 from grainline.errors import Unreachable, UserError, some
 
 T = TypeVar("T")
@@ -36,6 +36,21 @@ GAP = 2**20  # bytes that may be skipped there
 
 _VERSIONS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "last_modified", "Last-Modified", "mtime")
 _CHANGED = errno.EBUSY, "it was changed after its index was read"
+
+
+class State(NamedTuple):
+    """The size of a file in bytes, and when it was changed: in nanoseconds, or a digest of its version."""
+
+    size: int
+    changed: int
+
+
+class Range(NamedTuple):
+    """Some bytes of a file."""
+
+    path: str
+    offset: int = 0
+    size: int | None = None  # None: all that follow
 
 
 class Answer(NamedTuple):
@@ -198,6 +213,44 @@ def paths_below(folder: str) -> list[str]:
     if odd := [name for name in names if "//" in name or name.startswith("/")]:
         raise data_error(f"{folder} holds {some(odd)}, whose paths no file system has: rename them")
     return sorted(name for name in names if "/." not in f"/{name}")
+
+
+# Writing
+
+
+def write(path: str, data: bytes) -> None:
+    """Write a file whole."""
+    fs, inner = _filesystem(path)
+    tried(path, lambda: fs.pipe_file(inner, data))
+    forget(path)
+
+
+def create(path: str, data: bytes) -> bool:
+    """Write a file that is not there yet; False where another one is."""
+    fs, inner = _filesystem(path)
+
+    def call() -> bool:
+        try:
+            fs.pipe_file(inner, data, mode="create")
+        except Exception as error:
+            number = getattr(error, "errno", 0)
+            if number in (errno.EEXIST, errno.EBUSY) or _status(error.__cause__ or error) in (409, 412):
+                return False
+            raise
+        return True
+
+    created = tried(path, call)
+    forget(path)
+    # the answer to the first try may be lost, and the second one finds the file of the first
+    return created or bool(tried(path, lambda: fs.cat_file(inner)) == data)
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there."""
+    fs, inner = _filesystem(path)
+    with suppress(FileNotFoundError):
+        tried(path, lambda: fs.rm_file(inner))
+    forget(path)
 
 
 # Reading

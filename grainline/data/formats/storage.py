@@ -1,6 +1,6 @@
 """The files and folders that sources read, at a path of this machine or at a URL.
 
-A URL is s3://, gs://, hf://, https:// or another one of fsspec (extra `remote`); `remote` reads it. Of a URL
+A URL is s3://, gs://, az://, hf:// or https:// (extra `remote`), and `remote` reads it by fsspec. Of a URL
 that begins with http, options follow a #, because a ? belongs to the URL, and a folder ends with a slash.
 
 All raise OSError for what is not there, and `Unreachable` where a server does not answer.
@@ -11,32 +11,20 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import get_ident
 
 from grainline import system
-from grainline.errors import Unreachable as Unreachable
+from grainline.data.formats import remote
+from grainline.data.formats.remote import Range as Range
+from grainline.data.formats.remote import State as State
 from grainline.system import MAX_BYTES, READ, read_at
 
 BUFFER = 2**22  # bytes of a remote file that one request reads, where a file is read from its start on
-
-
-class State(NamedTuple):
-    """The size of a file in bytes, and when it was changed: in nanoseconds, or a digest of its version."""
-
-    size: int
-    changed: int
-
-
-class Range(NamedTuple):
-    """Some bytes of a file."""
-
-    path: str
-    offset: int = 0
-    size: int | None = None  # None: all that follow
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -48,16 +36,10 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path)) is not None
 
 
-def _remote() -> Any:
-    from grainline.data.formats import remote  # imports fsspec
-
-    return remote
-
-
 def forget(path: str) -> None:
     """Ask the server anew of what lies at a URL, or at those that a pattern stands for."""
     if is_remote(path):
-        _remote().forget(re.split(r"[*?\[{#]", path)[0])
+        remote.forget(re.split(r"[*?\[{#]", path)[0])
 
 
 def absolute(path: str) -> str:
@@ -67,23 +49,23 @@ def absolute(path: str) -> str:
 
 def exists(path: str) -> bool:
     """Whether a file or a folder is there."""
-    return bool(_remote().ask(path).kind) if is_remote(path) else os.path.exists(path)
+    return remote.ask(path).kind != "" if is_remote(path) else os.path.exists(path)
 
 
 def is_file(path: str) -> bool:
     """Whether a file is there."""
-    return bool(_remote().ask(path).kind == "file") if is_remote(path) else os.path.isfile(path)
+    return remote.ask(path).kind == "file" if is_remote(path) else os.path.isfile(path)
 
 
 def is_folder(path: str) -> bool:
     """Whether a folder is there."""
-    return bool(_remote().ask(path).kind == "folder") if is_remote(path) else os.path.isdir(path)
+    return remote.ask(path).kind == "folder" if is_remote(path) else os.path.isdir(path)
 
 
 def state_of(path: str) -> State:
     """The state of a regular file."""
     if is_remote(path):
-        return State(*_remote().state_of(path))
+        return remote.state_of(path)
     state = os.stat(path)
     if not stat.S_ISREG(state.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", path)
@@ -93,18 +75,18 @@ def state_of(path: str) -> State:
 def existing(paths: Sequence[str]) -> list[bool]:
     """Whether a file or a folder is there, of each path; URLs are asked for together."""
     if paths and is_remote(paths[0]):
-        _remote().look_up(paths)
+        remote.look_up(paths)
     return [exists(path) for path in paths]
 
 
 def names_in(folder: str) -> list[str]:
     """The names of the files and folders in a folder."""
-    return list(_remote().names_in(folder)) if is_remote(folder) else os.listdir(folder)
+    return remote.names_in(folder) if is_remote(folder) else os.listdir(folder)
 
 
 def matches(pattern: str) -> list[str]:
     """The paths that a pattern of the shell stands for, sorted."""
-    return list(_remote().matches(pattern)) if is_remote(pattern) else sorted(glob.glob(pattern))
+    return remote.matches(pattern) if is_remote(pattern) else sorted(glob.glob(pattern))
 
 
 def paths_below(folder: str) -> list[str]:
@@ -113,7 +95,7 @@ def paths_below(folder: str) -> list[str]:
     Links are followed, circles are not.
     """
     if is_remote(folder):
-        return list(_remote().paths_below(folder))
+        return remote.paths_below(folder)
     relative: list[str] = []
     visited: set[tuple[int, int]] = set()
     for place, below, files in os.walk(folder, onerror=_refuse, followlinks=True):
@@ -145,7 +127,7 @@ def open_regular(path: str) -> BufferedReader:
     """A regular file, open for reading: a pipe would block, and a device may have no end."""
     if not is_remote(path):
         return system.open_regular(path)
-    return BufferedReader(_remote().RemoteFile(path), BUFFER)
+    return BufferedReader(remote.RemoteFile(path), BUFFER)
 
 
 def read_range(path: str, state: State, offset: int, size: int) -> bytes:
@@ -154,14 +136,64 @@ def read_range(path: str, state: State, offset: int, size: int) -> bytes:
     Raises OSError where the file does not have this state, of when its index was read, any more.
     """
     if is_remote(path):
-        return bytes(_remote().read_range(path, state, offset, size))
+        return remote.read_range(path, state, offset, size)
     return read_at(_open(path, *state).number, size, offset)
 
 
 def fetch(ranges: Iterable[Range]) -> None:
     """Fetch some bytes that are read next, together and ahead, where they are remote."""
     if away := [one for one in ranges if is_remote(one.path)]:
-        _remote().fetch(away)
+        remote.fetch(away)
+
+
+# Writing, of results alone: sources are only read.
+
+
+def write(path: str, data: bytes) -> None:
+    """Write a file, whole or not at all; its folder is made."""
+    if is_remote(path):
+        remote.write(path, data)
+        return
+    with _draft(path, data) as draft:
+        os.replace(draft, path)
+
+
+def create(path: str, data: bytes) -> bool:
+    """Write a file that is not there yet, whole or not at all; False where it is. One of several succeeds."""
+    if is_remote(path):
+        return remote.create(path, data)
+    with _draft(path, data) as draft:
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+    return True
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there."""
+    if is_remote(path):
+        remote.remove(path)
+        return
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+@contextmanager
+def _draft(path: str, data: bytes) -> Iterator[str]:
+    """A synced file beside the path, of this thread alone, which is removed at the end."""
+    folder, name = os.path.split(path)
+    os.makedirs(folder or ".", exist_ok=True)
+    draft = os.path.join(folder, f".{name}.{os.getpid()}-{get_ident()}")
+    try:
+        with open(draft, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield draft
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
 
 
 class _Handle:

@@ -94,6 +94,10 @@ class Tars(Parts):
         parts = zip(self._prefixes, self._shards, strict=True)
         return (prefix + key for prefix, shard in parts for key in shard.keys)
 
+    def shards(self) -> list[tuple[str, int]]:
+        parts = zip(self._prefixes, self._shards, strict=True)
+        return [(f"{prefix}{shard.digest}", len(shard.keys)) for prefix, shard in parts]
+
     def prefetch(self, indices: Sequence[int]) -> None:
         places = ((self._shards[number], row) for number, row in map(self._part, indices))
         rows = ((shard.path, shard.places(row)) for shard, row in places)

@@ -1,0 +1,59 @@
+"""`grainline encode`: vectors of a whole set, by this process and others, or by Ray."""
+
+from typing import Any
+
+from grainline.data.descriptions import Descriptions
+from grainline.data.vector_parts import Row
+from grainline.embedding.work import Settings, Work, work_through
+from grainline.errors import UserError
+from grainline.evaluation.encode import Progress
+from grainline.model import Model
+
+
+def write_vectors(  # noqa: PLR0913 - each is a choice of the caller; long by its docstring, which is the help of the command
+    model: Model,
+    model_path: str,
+    source: str,
+    out: str,
+    *,
+    images: str | None = None,
+    captions: Any = "auto",
+    descriptions: Descriptions | None = None,
+    batch: int = 64,
+    rows: int = 10_000,
+    format: str = "safetensors",
+    half: bool = False,
+    retry: bool = False,
+    engine: str = "processes",
+    address: str | None = None,
+    actors: int = 1,
+    progress: Progress | None = None,
+) -> Row:
+    """Encode a data source, or the lines of a .txt file, into a folder, beside others that do.
+
+    images        folder of the images, for files that name them by path
+    captions      texts of a source, as in `evaluate`: auto, whole, each or first
+    descriptions  of the images, for a model that reads them
+    rows          rows of the source in one part, at most
+    format        of the parts: safetensors, or parquet (extra `data`)
+    half          write vectors in half precision
+    retry         encode parts with failed samples again
+    engine        processes: this one, and any others that run the same command; ray: actors of Ray Data
+    address       of a Ray cluster: auto, or HOST:PORT; without it Ray starts on this machine
+    actors        models of Ray at a time, each on a GPU where the cluster has some
+
+    Returns the content of manifest.json. Raises UserError where `out` holds anything else.
+    """
+    settings = Settings(source, images, captions, batch, rows, format, half)
+    work = Work(model, out, settings, descriptions)
+    if retry:
+        work.folder.retry()
+    if engine == "ray":
+        from grainline.embedding.ray_engine import encode_units  # imports Ray
+
+        encode_units(work, model_path, address, actors, progress)
+    elif engine == "processes":
+        work_through(work, progress)
+    else:
+        raise UserError(f"--engine is {engine!r}; allowed: processes, ray")
+    return work.finish()
