@@ -26,7 +26,7 @@ from grainline.data.batches import load_batches
 from grainline.data.dataset import Batches, TrainSet
 from grainline.data.formats import tar_index
 from grainline.data.formats.common import digest
-from grainline.data.formats.remote import _objects
+from grainline.data.formats.ranges import _objects
 from grainline.data.formats.storage import state_of
 from grainline.data.open_source import open_source
 from grainline.data.record import Source

@@ -87,8 +87,12 @@ def read_at(descriptor: int, size: int, position: int) -> bytes:
 
 
 def user_cache() -> Path:
-    """The folder of what can be made again: $GRAINLINE_CACHE, else that of grainline in the user's cache."""
+    """The folder of what can be made again: $GRAINLINE_CACHE, else that of grainline in the user's cache.
+
+    For a user without a home it is one that cannot be made.
+    """
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    user = os.devnull if user.startswith("~") else user
     return Path(os.environ.get("GRAINLINE_CACHE") or Path(user) / "grainline")
 
 

@@ -51,10 +51,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.requests.append((self.command, self.path, self.headers.get("Range", "")))
         fault = self.server.fault(number)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if fault == ERROR:
-            self.send_response(500)
-            self.send_header("Content-Length", "0")
+        if fault[:3].isdigit():
+            status, _, code = fault.partition(":")  # such as "503:SlowDown"
+            wrong = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode() if code else b""
+            self.send_response(int(status))
+            self.send_header("Content-Length", str(len(wrong)))
             self.end_headers()
+            self.wfile.write(b"" if self.command == "HEAD" else wrong)
             return
         behind = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=60)
         left_out = () if self.server.ranges else ("Range",)

@@ -6,7 +6,9 @@ import json
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from test_tars import write_tar
 
 from grainline.data.batches import Batch, load_batches
 from grainline.data.dataset import Batches, TrainSet
-from grainline.data.formats import blocks, remote
+from grainline.data.formats import blocks, parquet, ranges, remote
 from grainline.data.formats.storage import (
     Range,
     fetch,
@@ -115,9 +117,9 @@ def clean(server: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     server.reset()
     monkeypatch.setenv("GRAINLINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remote, "PAUSE", 0.001)
-    remote._objects.cache_clear()
+    ranges._objects.cache_clear()
     remote._answers.clear()
-    remote._say.cache_clear()
+    ranges._say.cache_clear()
 
 
 def batches(source: Source, workers: int = 0) -> list[Batch]:
@@ -229,7 +231,7 @@ def test_a_server_that_does_not_answer_ends_in_one_line_and_damages_nothing(
     for form in ("tars", "folder", "table/bytes.parquet"):
         source = open_source(at(form, cloud))
         shutil.rmtree(tmp_path / "cache" / "remote")
-        remote._objects.cache_clear()
+        ranges._objects.cache_clear()
         server.fault = lambda _: ERROR
         for workers in (0, 1):
             with pytest.raises(
@@ -391,7 +393,7 @@ def test_a_full_disk_ends_the_keeping_alone(
     (tiny_disk / "filler").write_bytes(bytes(500_000))
     assert_same(batches(open_source(f"{cloud}/folder")), batches(open_source(f"{local}/folder")))
     assert "the disk is full" in blocks.cache().broken
-    remote._objects.cache_clear()
+    ranges._objects.cache_clear()
     gc.collect()  # closes the files there
 
 
@@ -437,3 +439,158 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(UserError, match=r"gs://a/b\.tar needs a package: pip install 'grainline\[remote\]'"):
         open_source("gs://a/b.tar")
+
+
+# Failures that once were taken for damage, or lost files
+
+
+def test_headers_of_a_tar_that_cannot_be_read_leave_no_index(fs: Any, server: Proxy, tmp_path: Path) -> None:
+    files = {f"{n}.png": random_image(n) * 600 for n in range(8)} | {f"{n}.txt": b"A." for n in range(8)}
+    fs.pipe_file(f"{BUCKET}/h.tar", write_tar(tmp_path / "h.tar", dict(sorted(files.items()))).read_bytes())
+    reads = 0
+
+    def fault(number: int) -> str:
+        nonlocal reads
+        reads += bool(server.requests[number][2])
+        return ERROR if reads > 1 else OK
+
+    server.fault = fault
+    with pytest.raises(Unreachable, match=r"h\.tar cannot be read after 6 tries"):
+        open_source(f"s3://{BUCKET}/h.tar")
+    server.fault = lambda _: OK
+    assert len(open_source(f"s3://{BUCKET}/h.tar")) == 8
+
+
+def test_a_wildcard_never_leaves_out_a_folder_that_cannot_be_listed(
+    cloud: str, fs: Any, server: Proxy
+) -> None:
+    for folder in "xyz":
+        fs.pipe_file(f"{BUCKET}/g/{folder}/a.tar", fs.cat_file(f"{BUCKET}/data/tars/t-0.tar"))
+    for wrong in (ERROR, "403:AccessDenied"):
+        server.fault = lambda n, wrong=wrong: wrong if "g%2Fy%2F&" in server.requests[n][1] else OK
+        with pytest.raises(Unreachable):
+            open_source(f"s3://{BUCKET}/g/*/*.tar")
+    server.fault = lambda _: OK
+    assert len(open_source(f"s3://{BUCKET}/g/*/*.tar")) == 24
+    fs.pipe_file(f"{BUCKET}/g/y/._a.tar", b"x")
+    assert len(open_source(f"s3://{BUCKET}/g/**/*.tar")) == 24
+    assert cloud
+
+
+@pytest.mark.parametrize(
+    "wrong", [ERROR, "503:SlowDown", "503:ServiceUnavailable", "400:ExpiredToken", "403:AccessDenied"]
+)
+def test_no_answer_of_a_server_is_damage(wrong: str, cloud: str, server: Proxy, tmp_path: Path) -> None:
+    for form in ("tars", "folder", "table/bytes.parquet", "table/rows.csv?root=images"):
+        source = open_source(at(form, cloud))
+        shutil.rmtree(tmp_path / "cache" / "remote")
+        ranges._objects.cache_clear()
+        parquet._read_cached.cache_clear()
+        server.fault = lambda _: wrong
+        with pytest.raises(Unreachable):
+            source[0]
+        if "parquet" not in form:
+            with pytest.raises(Unreachable):
+                source.prefetch([0, 1])  # type: ignore[attr-defined]
+        if form in ("folder", "table/bytes.parquet"):
+            with pytest.raises(Unreachable):
+                source.fingerprint()
+        answers = iter([wrong] * 3) if wrong.startswith("5") else iter(())
+        server.fault = lambda _, answers=answers: next(answers, OK)
+        assert source[0].captions
+
+
+def test_what_is_gone_or_replaced_is_one_sample_and_not_the_end(fs: Any, server: Proxy, cloud: str) -> None:
+    for n in range(8):
+        fs.pipe_file(f"{BUCKET}/gone/{n}.png", random_image(n), ACL="public-read")
+        fs.pipe_file(f"{BUCKET}/gone/{n}.txt", b"An image.", ACL="public-read")
+    source = open_source(f"s3://{BUCKET}/gone")
+    fs.rm_file(f"{BUCKET}/gone/3.png")
+    fs.pipe_file(f"{BUCKET}/gone/5.png", random_image(50))
+    data = TrainSet(source, TOKENIZER, CROP, TextsConfig(), context=32, seed=1)
+    (batch,) = load_batches(data, Batches(8, 8, 1, range(1)), 0)
+    assert {(cause, where.rpartition("/")[2][:5]) for cause, where in batch.corrupt} >= {
+        ("missing image", "3.png")
+    }
+    assert ("unreadable file", "5.png") in {
+        (c, w.partition(" (")[0].rpartition("/")[2]) for c, w in batch.corrupt
+    }
+    source = open_source(f"s3://{BUCKET}/gone")  # as it is now
+    assert [source[n].key for n in range(len(source))] == [f"{n}.png" for n in range(8) if n != 3]
+    web = cloud.replace("s3:/", server.url) + "/table/images/"
+    rows = f"s3://{BUCKET}/gone/rows.csv"
+    fs.pipe_file(rows, b"image,caption\n0.png,A.\n./1.png,B.\n../images/2.png,C.\n")
+    for images in (web, f"{cloud}/table/images"):
+        source = open_source(rows, images=images)
+        assert [source[n].captions[0] for n in range(3)] == ["A.", "B.", "C."]
+
+
+def test_a_web_file_that_was_replaced_is_noticed(fs: Any, server: Proxy, tmp_path: Path) -> None:
+    for n, word in enumerate((b"Old.", b"New.")):
+        data = write_tar(tmp_path / "w.tar", {"a.png": random_image(n) * 300, "a.txt": word}).read_bytes()
+        fs.pipe_file(f"{BUCKET}/w.tar", data, ACL="public-read")
+        if n == 0:
+            source = open_source(f"{server.url}/{BUCKET}/w.tar")
+            shutil.rmtree(tmp_path / "cache" / "remote")
+    with pytest.raises(CorruptSample, match="it was changed after its index was read"):
+        source[0]
+
+
+def test_a_page_of_links_is_a_folder(local: Path) -> None:
+    class Pages(SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(local))
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing is printed."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{pages.server_address[1]}"
+        for form in ("folder/", "tars/", "tars/t-*.tar", "tars/t-{0..2}.tar"):
+            here, there = open_source(f"{local}/{form}"), open_source(f"{url}/{form}")
+            assert [there[n] for n in range(len(there))] == [here[n] for n in range(len(here))]
+        pages.shutdown()
+
+
+def test_marks_of_folders_and_odd_names_are_those_of_a_disk(fs: Any, cloud: str, local: Path) -> None:
+    tar = (local / "tars" / "t-0.tar").read_bytes()
+    for name in ("m/", "m/a#1.tar", "m/b?.tar", "m/c%20d.tar"):
+        fs.pipe_file(f"{BUCKET}/{name}", b"" if name.endswith("/") else tar)
+    for _ in range(2):
+        assert len(open_source(f"s3://{BUCKET}/m")) == 24
+    assert next(iter(open_source(f"s3://{BUCKET}/m").keys())) == "a#1/0000"  # type: ignore[attr-defined]
+    assert cloud
+
+
+def test_other_files_in_the_cache_are_left_alone(cloud: str, tmp_path: Path) -> None:
+    (tmp_path / "cache" / "remote").mkdir(parents=True)
+    (tmp_path / "cache" / "remote" / ".DS_Store").touch()
+    cache = blocks.cache()
+    cache.wrote(cache.limit)
+    assert not cache.broken
+    assert open_source(f"{cloud}/folder")[0].captions
+
+
+@pytest.mark.parametrize("number", [60])
+def test_tars_do_not_stay_open(number: int, tmp_path: Path, local: Path) -> None:
+    for n in range(number):
+        os.link(local / "tars" / "t-0.tar", tmp_path / f"{n}.tar")
+    for _ in range(2):
+        before = len(os.listdir("/proc/self/fd"))
+        source = open_source(str(tmp_path))
+        assert len(os.listdir("/proc/self/fd")) < before + 10
+    assert len(source) == number * 8
+
+
+def test_local_paths_that_look_like_others_keep_their_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "httpdata").mkdir()
+    (tmp_path / "httpdata" / "a.png").write_bytes(random_image(1))
+    (tmp_path / "httpdata" / "rows.csv").write_text("photo,caption\na.png,A.\n")
+    assert open_source("httpdata/rows.csv?image=photo")[0].captions == ("A.",)
+    (tmp_path / "httpdata" / "a.json").symlink_to("nothing")
+    (tmp_path / "httpdata" / "a.txt").write_text("B.")
+    assert open_source("folder:httpdata")[0].captions == ("B.",)

@@ -78,9 +78,9 @@ def open_source(
     allow_bare  accept images of a folder without texts, which are corrupt samples otherwise
     trust_code  the user typed the path, so a class outside grainline that it names may be imported
     """
+    _ask_anew(path, images)
     path, skip = split_skip(path)
     kind, rest = _kind(path)
-    forget(rest)
     if images is not None:
         path_of(images, "the folder of the images")
     with trusting(kind if trust_code else ""):
@@ -110,12 +110,22 @@ def open_sources(paths: Sequence[str], *, images: str | None = None, **options: 
     """Several paths as one source, in their order. `images` goes to those that name images by path."""
     if not paths:
         raise data_error("no data was named: give at least one path, or 'scenes'")
+    for path in paths:
+        _ask_anew(path, images)
     with trusting(paths if options.get("trust_code") else ()):
         by_path = {path: takes_images(path) for path in paths}
     if not any(by_path.values()):
         by_path[paths[0]] = True  # which raises the error
     opened = [open_source(path, images=images if by_path[path] else None, **options) for path in paths]
     return opened[0] if len(opened) == 1 else Joined(opened)
+
+
+def _ask_anew(path: str, images: str | None) -> None:
+    """Forget what servers said of the files at a path, or beside it, and of its images."""
+    for one in (path, images or ""):
+        if url := re.search("[a-z0-9]+://.*", one):
+            base = divide(url[0])[0]
+            forget(base if re.search(r"[*?\[{]", base) or not suffix(base) else base.rpartition("/")[0])
 
 
 def _paths_of(data: Any) -> list[str] | None:

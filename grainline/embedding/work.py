@@ -116,7 +116,7 @@ class Work:
             some = Slice(self.source, unit.first, unit.rows)
             walk = Walk(
                 self.model, some, self.settings.captions, need_text=False, keep_tokens=False,
-                descriptions=self.descriptions, batch=self.settings.batch, max_corrupt=1.0,
+                descriptions=self.descriptions, batch=self.settings.batch, max_corrupt=1.0, may_be_empty=True,
             )  # fmt: skip
             data = walk.encodings()
             rows = [{"side": "images", "row": i, "key": key} for i, key in enumerate(data.keys)]

@@ -182,7 +182,7 @@ def _refuse(failed: Sequence[tuple[str, str]], source: Source, max_corrupt: floa
             f" are {max_corrupt:.0%} of them (--max-corrupt, or data.max_corrupt of a recipe);"
             f" the first: {'; '.join(text for _, text in failed[:3])}"
         )
-    if len(failed) == len(source) and max_corrupt < 1:
+    if len(failed) == len(source):
         raise UserError(f"no sample of {source.path} can be used; the first of {len(source)}: {failed[0][1]}")
 
 
@@ -241,6 +241,7 @@ class Walk:
     descriptions: Descriptions | None = None  # of the images, for a model that reads them
     batch: int = 64  # images, and texts, that the model sees at once
     max_corrupt: float = 0.02  # share of samples that may be skipped
+    may_be_empty: bool = False  # whether all of them may be skipped, whatever `max_corrupt` says
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -266,7 +267,8 @@ class Walk:
         read = joined(parts_of_workers(self.read))
         if read.error:
             raise UserError(read.error)
-        _refuse(read.failed, source, self.max_corrupt)
+        if not self.may_be_empty:
+            _refuse(read.failed, source, self.max_corrupt)
 
         if captions == "auto" and not (read.several and read.long):  # then it is the same as one of these
             captions = "each" if read.several else "whole"

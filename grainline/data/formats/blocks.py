@@ -53,11 +53,10 @@ class BlockCache:
             return
         self._written = 0
         files = []
-        for folder in self.folder.iterdir():
-            for place in folder.iterdir():
-                with suppress(OSError):  # another process removes files too
-                    state = place.stat()
-                    files.append((state.st_mtime, _used(state), place))
+        for place in self.folder.glob("*/*"):
+            with suppress(OSError):  # another process removes files too
+                state = place.stat()
+                files.append((state.st_mtime, _used(state), place))
         total = sum(used for _, used, _ in files)
         for _, used, place in sorted(files):
             if total <= self.limit:
@@ -81,7 +80,7 @@ class BlockFile:
         self.start = -(-(-(-size // BLOCK) * 4) // BLOCK) * BLOCK  # of the first block
         place.parent.mkdir(parents=True, exist_ok=True)
         self._number = os.open(place, WRITE, 0o644)
-        os.utime(place)
+        os.utime(self._number if os.utime in os.supports_fd else place)
 
     def __del__(self) -> None:
         if hasattr(self, "_number"):

@@ -42,6 +42,7 @@ from grainline.data.formats.storage import (
     is_file,
     is_folder,
     is_remote,
+    is_web,
     matches,
     read_plain,
     state_of,
@@ -265,7 +266,7 @@ def read_image(candidates: Sequence[str], where: str) -> bytes:
 
 def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, which: str = "") -> None:
     """Fail if no image is there, at any of the paths where each may lie. which: ends the error"""
-    if not is_folder(root) and not root.startswith("http"):  # a web server need not list folders
+    if not is_folder(root) and not is_web(root):  # a web server need not list folders
         raise data_error(f"no folder of images at {root}, named for {source}: say where with --images DIR")
     most = 100 if is_remote(root) else 10_000  # at least so many are tried before it is an error
     step = max(1, len(candidates) // most)
@@ -301,7 +302,7 @@ def divide(path: str) -> tuple[str, str]:
     >>> divide("https://a.org/a.tar?key=x"), divide("https://a.org/a.csv#image=photo")
     (('https://a.org/a.tar?key=x', ''), ('https://a.org/a.csv', 'image=photo'))
     """
-    if re.match("https?://", path):
+    if is_web(path):
         base, _, query = path.partition("#")
         return base, query
     base, _, query = path.rpartition("?")
@@ -310,7 +311,7 @@ def divide(path: str) -> tuple[str, str]:
 
 def with_query(base: str, query: str) -> str:
     """A path with a query, as `divide` divides it."""
-    return base + ("#" if base.startswith("http") else "?") + query if query else base
+    return base + ("#" if is_web(base) else "?") + query if query else base
 
 
 def name_and_size(folder: str, name: str) -> list[str | int]:
@@ -339,7 +340,8 @@ _MAX_RANGE = 1_000_000  # a typing mistake in a range shall not fill the memory
 
 def is_pattern(path: str) -> bool:
     """Whether a path stands for several. What exists under just this name is itself."""
-    return (braces(path) != [path] or glob.has_magic(path)) and not exists(path)
+    several = braces(path) != [path]
+    return (several or glob.has_magic(path)) and ((several and is_remote(path)) or not exists(path))
 
 
 def expand(path: str) -> list[str]:
@@ -395,6 +397,6 @@ def name_of(url: str) -> str:
     >>> name_of("https://a.org/vg/23%20a.jpg?size=2"), name_of("vg/2390970.jpg")
     ('23 a.jpg', '2390970.jpg')
     """
-    if "://" in url:  # no urlsplit, which is an error for http://[
+    if is_web(url):  # no urlsplit, which is an error for http://[
         url = unquote(re.split("[?#]", url.partition("://")[2].partition("/")[2])[0])
     return url.rpartition("/")[2]

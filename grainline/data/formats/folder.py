@@ -38,7 +38,7 @@ THUMBNAILS = ("@eaDir", "__MACOSX", "*.lrdata")  # folders of Synology, macOS an
 class Folder(FileSource):
     """The images below a folder. `remarks` names texts that have no image."""
 
-    _beside: frozenset[str] = frozenset()  # names of the texts
+    _beside: frozenset[str]  # names of the texts
 
     def __init__(self, path: str, *, allow_bare: bool = False) -> None:
         """allow_bare: an image without a text is a record without captions; otherwise it is corrupt"""
@@ -55,12 +55,13 @@ class Folder(FileSource):
         if len(alone) == len(texts) and not allow_bare:
             raise data_error(f"{path} holds {len(self._names)} images without captions (NAME.txt, .json)")
         self.remarks += (f"{len(alone)} texts have no image: {some(alone)}",) if alone else ()
-        self._beside = frozenset(texts)
 
     def _files(self, path: str) -> list[str]:
         """The files of `DIR?exclude=PATTERNS`."""
         self.path, options = split_query(path, ("exclude",))
-        files, self.remarks = without(files_below(self.path), options.get("exclude", "").split(","))
+        below = files_below(self.path)
+        self._beside = frozenset(name for name in below if suffix(name) in ("json", "txt"))
+        files, self.remarks = without(below, options.get("exclude", "").split(","))
         return files
 
     def __len__(self) -> int:
@@ -78,8 +79,12 @@ class Folder(FileSource):
     def _texts(self, name: str) -> Record:
         def read(kind: str) -> bytes | None:
             """The bytes of STEM.kind or STEM.KIND; None if neither is there. Raises CorruptSample."""
-            paths = self._texts_of(name, kind)
-            return read_image(paths, "") if paths else None
+            try:
+                return read_image(self._texts_of(name, kind) or [""], "")
+            except CorruptSample as error:
+                if error.cause == Cause.MISSING_IMAGE:
+                    return None
+                raise
 
         return texts_beside(os.path.join(self.path, os.path.splitext(name)[0]), read, lines=True)
 

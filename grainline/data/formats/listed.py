@@ -28,7 +28,7 @@ from grainline.data.formats.parsed import (
     read_text,
     strings,
 )
-from grainline.data.formats.storage import Range, absolute, fetch
+from grainline.data.formats.storage import Range, absolute, fetch, join
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import UserError, shorten_words
 
@@ -108,7 +108,7 @@ class ListedImages(FileSource):
         return splits
 
     def _paths(self, entry: Entry) -> list[str]:
-        return [os.path.join(self._root, place) for place in dict.fromkeys(entry.places)]
+        return [join(self._root, place) for place in dict.fromkeys(entry.places)]
 
     def __len__(self) -> int:
         return len(self.entries)

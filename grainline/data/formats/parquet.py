@@ -30,7 +30,7 @@ from grainline.data.formats.common import (
 )
 from grainline.data.formats.folder import files_of
 from grainline.data.formats.parsed import data_error
-from grainline.data.formats.storage import absolute, open_regular, state_of
+from grainline.data.formats.storage import absolute, join, open_regular, state_of
 from grainline.data.formats.table import FURTHER, SPOTS, Table, choose_columns, fields_of, unnamed
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import stop_if_unreachable
@@ -73,16 +73,17 @@ class Parquet(Parts):
         self.remarks = unnamed(schema.names)
         self._further = [name for name in FURTHER if name in schema.names]
         folder = os.path.dirname(absolute(self._files[0]))
-        self._root = absolute(images) if images else os.path.join(folder, options.get("root", ""))
+        self._root = absolute(images) if images else join(folder, options.get("root", ""))
         names = [name_of(file) for file in self._files]
         unique = names if len(set(names)) == len(names) else self._files
         self._labels = dict(zip(self._files, unique, strict=True))
         if _holds_paths(schema, self._columns["image"], self._files[0]):
             try:
                 names = [row[self._columns["image"]] for row in self._rows(0)]
-            except ValueError:  # each row of the first group is corrupt
+            except ValueError as error:  # each row of the first group is corrupt
+                stop_if_unreachable(error)
                 return
-            places = [[os.path.join(self._root, name)] for name in names if name]
+            places = [[join(self._root, name)] for name in names if name]
             require_images(places, self.path, self._root)
 
     @classmethod
@@ -109,7 +110,7 @@ class Parquet(Parts):
         if not image:
             raise CorruptSample(Cause.MISSING_IMAGE, where)
         if not isinstance(image, bytes):
-            image = read_image([os.path.join(self._root, str(image))], where)
+            image = read_image([join(self._root, str(image))], where)
         return described(texts, key, image)
 
     def _key(self, group: int, row: int) -> str:
@@ -133,7 +134,8 @@ class Parquet(Parts):
                 for fields in _read(group, wanted):
                     with contextlib.suppress(CorruptSample):
                         parts += text_parts(read_captions(fields_of(fields, self._columns), self.path))
-            except ValueError:
+            except ValueError as error:
+                stop_if_unreachable(error)
                 parts.append(Cause.UNREADABLE_FILE)
         return digest(parts)
 

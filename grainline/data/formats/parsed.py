@@ -21,7 +21,7 @@ from grainline.data.formats.storage import open_regular, read_plain
 from grainline.data.record import HELP as HELP
 from grainline.data.record import Box
 from grainline.data.record import data_error as data_error
-from grainline.errors import UserError
+from grainline.errors import UserError, stop_if_unreachable
 
 _DIGITS = 300  # of an integer in JSON; a longer one is infinite, as 1e999 is, and no check accepts that
 
@@ -41,6 +41,7 @@ def read_text(path: str) -> str:
     except OSError as error:
         raise data_error(f"{path} cannot be read ({error.strerror})") from error
     except ValueError as error:
+        stop_if_unreachable(error)
         raise data_error(f"{path} is {error}: convert it") from error
 
 
@@ -121,6 +122,7 @@ def elements(path: str) -> Iterator[Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason}): convert it") from error
     except (ValueError, RecursionError) as error:
+        stop_if_unreachable(error)
         raise data_error(f"{path} is no JSON list: element {number + 1} ({error})") from error
     except OSError as error:
         raise data_error(f"{path} cannot be read ({error.strerror})") from error

@@ -1,24 +1,24 @@
-"""Files at URLs, by fsspec (extra `remote`): what is there, and reading with retries, ahead, through a cache.
+"""Files at URLs, by fsspec (extra `remote`): tries, what is there, lists, and writing. `ranges` reads them.
 
-What the servers say of files is kept until `forget`, so that a file is the same one as long as data are open.
-Nothing is open across a fork: fsspec makes its connections anew in the child.
+Answers of servers on files that are there are kept until `forget`, so that a file is the same one as long as
+data are open. Nothing is open across a fork: fsspec makes its connections anew in the child.
 """
 
 import errno
-import io
 import os
+import posixpath
 import random
-import sys
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from hashlib import blake2b
-from threading import Lock
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
 
-from grainline.data.formats.blocks import BLOCK, BlockFile, cache
 from grainline.data.record import data_error
 from grainline.errors import Unreachable, UserError, some
 
@@ -30,12 +30,16 @@ PACKAGES |= {"az": "adlfs", "memory": "fsspec"}
 TRIES = 6
 PAUSE = 0.5  # seconds after the first try, twice as long after each further one
 CONNECTIONS = 16  # of one process at a time
-PIECE = 2**22  # bytes of one request at most
-AHEAD = 2**23  # bytes that are read ahead where a file is read from its start on
-GAP = 2**20  # bytes that may be skipped there
+CONNECT, READ = 10, 60  # seconds that a web server may take to begin, and between two pieces of an answer
 
 _VERSIONS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "last_modified", "Last-Modified", "mtime")
-_CHANGED = errno.EBUSY, "it was changed after its index was read"
+
+
+class Changed(OSError):
+    """A file of another state than when its index was read."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EBUSY, "it was changed after its index was read", path)
 
 
 class State(NamedTuple):
@@ -58,20 +62,27 @@ class Answer(NamedTuple):
 
     kind: str
     state: State = State(0, 0)
+    version: str = ""  # the ETag, where the server gives one
 
 
 _answers: dict[str, Answer] = {}  # of servers, by path
 _MOST_ANSWERS = 2**20
 
 
+def is_web(path: str) -> bool:
+    """Whether a path is a URL of HTTP, which has queries, and links in place of lists."""
+    return re.match("https?://", path) is not None
+
+
 def forget(start: str) -> None:
     """Ask the server anew of all paths that start so."""
-    for path in [path for path in _answers if path.startswith(start)]:
-        del _answers[path]
-    _filesystem(start)[0].invalidate_cache()
+    for path in [path for path in list(_answers) if path.startswith(start)]:
+        _answers.pop(path, None)
+    with suppress(UserError):  # whoever reads it says so
+        filesystem(start)[0].invalidate_cache()
 
 
-def _filesystem(path: str) -> tuple[Any, str]:
+def filesystem(path: str) -> tuple[Any, str]:
     """The file system of fsspec in this process, and its own name of a path. Raises UserError."""
     scheme, _, rest = path.partition("://")
     package = PACKAGES.get(scheme)
@@ -82,7 +93,12 @@ def _filesystem(path: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
 
-        options = {"headers": {"Accept-Encoding": "identity"}} if package == "aiohttp" else {}
+        options: dict[str, Any] = {}
+        if package == "aiohttp":
+            from aiohttp import ClientTimeout
+
+            limits = ClientTimeout(total=None, sock_connect=CONNECT, sock_read=READ)
+            options = {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"timeout": limits}}
         return cast(tuple[Any, str], url_to_fs(path, **options))
     except ImportError:
         install = package if package == "adlfs" else f"'grainline[remote]' (or {package})"
@@ -92,56 +108,60 @@ def _filesystem(path: str) -> tuple[Any, str]:
 def tried(path: str, call: Callable[[], T]) -> T:
     """The result of a call to a server, which is made again after a failure that may pass.
 
-    Raises OSError for a file that is not there or was changed, UserError for what the server refuses, and
-    Unreachable after the last try.
+    Raises OSError for a file that is not there or was changed, and Unreachable for what the server refuses
+    and after the last try.
     """
     for pause in [PAUSE * 2**number for number in range(TRIES)]:
         try:
             return call()
-        except (UserError, ImportError):
+        except (UserError, ImportError, Changed):
             raise
         except Exception as error:  # each library passes on those of whatever it speaks HTTP with
             failure = _behind(error)
             status, name = _status(failure), type(failure).__name__
             if isinstance(failure, FileNotFoundError) or status in (404, 410):
                 raise FileNotFoundError(errno.ENOENT, "it is not there", path) from None
-            if isinstance(failure, OSError) and failure.errno == errno.EBUSY:
-                raise OSError(*_CHANGED, path) from None
+            if name == "FileExpired" or status == 412:
+                raise Changed(path) from None
             why = next(iter(str(failure).strip().splitlines()), "") or name
             refused = isinstance(failure, PermissionError | ValueError | TypeError) or "Credentials" in name
-            if refused or (400 <= status < 500 and status not in (408, 429)):
-                raise data_error(f"{path} is refused by the server ({why})") from None
-        time.sleep(pause * random.uniform(0.5, 1))
+            if refused or (400 <= status < 500 and status not in (408, 409, 429)):
+                raise Unreachable(f"{path} is refused by the server ({why})") from None
+        if pause < PAUSE * 2 ** (TRIES - 1):
+            time.sleep(pause * random.uniform(0.5, 1))
     raise Unreachable(f"{path} cannot be read after {TRIES} tries ({why}); run the command again")
 
 
 def _behind(error: Exception) -> BaseException:
-    """The error behind one of fsspec: its file system of HTTP calls any failure a file that is not there."""
-    cause = error.__cause__
-    hidden = isinstance(error, FileNotFoundError) and type(cause).__module__.startswith("aiohttp")
-    return cause if cause is not None and hidden else error
+    """The error behind one of fsspec, whose HTTP calls any failure a file that is not there."""
+    hidden = isinstance(error, FileNotFoundError) and error.__cause__ is not None
+    return error.__cause__ or error if hidden else error
 
 
 def _status(error: BaseException) -> int:
-    """The status of HTTP in an error of aiohttp, botocore, httpx or requests; 0 without one."""
+    """The status of HTTP in an error of aiohttp, botocore, httpx or requests, or behind it; 0 without one."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    return int(getattr(error, "status", 0) or getattr(response, "status_code", 0) or 0)
+    own = getattr(error, "status", 0) or getattr(response, "status_code", 0) or 0
+    return int(own) or (_status(error.__cause__) if error.__cause__ is not None else 0)
 
 
 def _keep(path: str, info: dict[str, Any]) -> Answer:
-    """The answer in fsspec's info of a path, kept."""
+    """The answer in fsspec's info of a path; kept where the path is there."""
+    if info["type"] == "directory":
+        answer = Answer("folder")
+    else:
+        version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
+        answer = Answer("file", state_in(path, info), version)
     if len(_answers) >= _MOST_ANSWERS:
-        _answers.clear()
-    answer = Answer("folder" if info["type"] == "directory" else "")
-    if info["type"] == "file":
-        answer = Answer("file", _state(path, info))
+        for old in list(islice(_answers, _MOST_ANSWERS // 16)):
+            _answers.pop(old, None)
     _answers[path] = answer
     return answer
 
 
-def _state(path: str, info: dict[str, Any]) -> State:
+def state_in(path: str, info: dict[str, Any]) -> State:
     """The state in fsspec's info of a file. Raises UserError without a size."""
     if info.get("size") is None:
         raise data_error(f"{path} has no known size, as its server does not tell: download it first")
@@ -153,47 +173,55 @@ def ask(path: str) -> Answer:
     """The answer of the server, or the one that was kept."""
     if (answer := _answers.get(path)) is not None:
         return answer
-    fs, inner = _filesystem(path)
+    fs, inner = filesystem(path)
     try:
-        if path.startswith("http") and path.endswith("/"):
-            return _keep(path, {"type": "directory" if tried(path, lambda: fs.exists(inner)) else ""})
+        if is_web(path) and path.endswith("/"):
+            tried(path, lambda: fs.ls(inner))
+            return _keep(path, {"type": "directory"})
         return _keep(path, tried(path, lambda: fs.info(inner)))
     except FileNotFoundError:
-        return _keep(path, {"type": ""})
+        return Answer("")
 
 
 def state_of(path: str) -> State:
     """The state of a file. Raises OSError."""
-    kind, state = ask(path)
+    kind, state, _ = ask(path)
     if kind != "file":
         number, why = (errno.EISDIR, "it is a folder") if kind else (errno.ENOENT, "it is not there")
         raise OSError(number, why, path)
     return state
 
 
-def look_up(paths: Sequence[str]) -> None:
-    """Ask for many paths together; where their folder can be listed, for the list."""
+def look_up(paths: Sequence[str], *, listing: bool = False) -> None:
+    """Ask for many paths together. listing: for the list of their folder, where that is one"""
     new = [path for path in dict.fromkeys(paths) if path not in _answers]
     parents = {path.rpartition("/")[0] for path in new}
-    if len(new) > CONNECTIONS and len(parents) == 1 and not new[0].startswith("http"):
-        names_in(parents.pop())
-    for _ in _pool(os.getpid()).map(ask, new):
+    if listing and len(new) > CONNECTIONS and len(parents) == 1 and not is_web(new[0]):
+        with suppress(OSError, UserError):  # who may not list may still read
+            names_in(parents.pop())
+    for _ in pool(os.getpid()).map(ask, new):
         pass
 
 
 def _listed(path: str, call: Callable[[Any, str], Any]) -> tuple[str, list[str]]:
     """The URL of a path, and those that a call to its file system lists, with their answers kept; sorted."""
-    fs, inner = _filesystem(path)
+    fs, inner = filesystem(path)
     rows = tried(path, lambda: call(fs, inner))
     rows = rows.values() if isinstance(rows, dict) else rows
     scheme = path.partition("://")[0]
 
     def url(name: str) -> str:
-        return (name if "://" in name else f"{scheme}://{name.lstrip('/')}").rstrip("/")
+        return name if "://" in name else f"{scheme}://{name.lstrip('/')}"
 
+    root, urls = url(inner).rstrip("/"), list[str]()
     for row in rows:
-        _keep(url(row["name"]), row)
-    return url(inner), sorted(url(row["name"]) for row in rows)
+        name = url(row["name"])
+        if name.rstrip("/") == root or (row["type"] == "file" and name.endswith("/") and not is_web(path)):
+            continue  # the mark of a folder on S3
+        urls.append(name.rstrip("/"))
+        if row["type"] == "directory" or row.get("size") is not None:  # links have no size
+            _keep(urls[-1], row)
+    return root, sorted(set(urls))
 
 
 def names_in(folder: str) -> list[str]:
@@ -202,17 +230,63 @@ def names_in(folder: str) -> list[str]:
 
 
 def matches(pattern: str) -> list[str]:
-    """The URLs that a pattern stands for, sorted."""
-    return _listed(pattern, lambda fs, path: fs.glob(path, detail=True))[1]
+    """The URLs that a pattern of the shell stands for, sorted; fsspec's leaves out what it cannot list."""
+    scheme, _, rest = pattern.partition("://")
+    first, *parts = rest.split("/")
+    if any(letter in first for letter in "*?["):
+        raise data_error(f"{pattern} has a wildcard in the name of its bucket or server: name one")
+    paths = [f"{scheme}://{first}"]
+    for part in parts:
+        if not any(letter in part for letter in "*?["):
+            paths = [f"{path}/{part}" for path in paths]
+            continue
+        lists = {}
+        for path in paths:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                lists[path] = names_in(f"{path}/" if scheme.startswith("http") else path)
+        hidden = part.startswith(".")
+        paths = [
+            f"{path}/{name}"
+            for path, names in lists.items()
+            for name in names
+            if fnmatchcase(name, part) and (hidden or not name.startswith("."))
+        ]
+    return sorted(path for path in paths if ask(path).kind)
 
 
 def paths_below(folder: str) -> list[str]:
     """Paths of all files below a folder, relative to it, sorted, without hidden ones. Raises UserError."""
+    if is_web(folder):
+        return _links_below(folder if folder.endswith("/") else f"{folder}/")
     root, urls = _listed(folder, lambda fs, path: fs.find(path, detail=True))
-    names = [url.removeprefix(f"{root}/") for url in urls if url != root]
+    names = [url.removeprefix(f"{root}/") for url in urls]
     if odd := [name for name in names if "//" in name or name.startswith("/")]:
         raise data_error(f"{folder} holds {some(odd)}, whose paths no file system has: rename them")
     return sorted(name for name in names if "/." not in f"/{name}")
+
+
+def _links_below(folder: str) -> list[str]:
+    """The paths of files that the pages of a folder, and of folders in it, link to."""
+    fs, inner = filesystem(folder)
+    names = list[str]()
+    for row in tried(folder, lambda: fs.ls(inner, detail=True)):
+        name = row["name"].removeprefix(folder)
+        if "://" in name or name.startswith((".", "?", "/")) or not name:
+            continue
+        names += [f"{name}{below}" for below in _links_below(folder + name)] if name.endswith("/") else [name]
+    return sorted(names)
+
+
+def normal(path: str) -> str:
+    """A URL without `.`, `..` and doubled slashes, which no server resolves."""
+    scheme, _, rest = path.partition("://")
+    return f"{scheme}://{posixpath.normpath(rest)}{'/' * rest.endswith('/')}"
+
+
+@lru_cache(maxsize=2)
+def pool(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a child of a fork has no threads
+    """Threads for requests of this process."""
+    return ThreadPoolExecutor(CONNECTIONS, "grainline remote")
 
 
 # Writing
@@ -220,21 +294,20 @@ def paths_below(folder: str) -> list[str]:
 
 def write(path: str, data: bytes) -> None:
     """Write a file whole."""
-    fs, inner = _filesystem(path)
+    fs, inner = filesystem(path)
     tried(path, lambda: fs.pipe_file(inner, data))
     forget(path)
 
 
 def create(path: str, data: bytes) -> bool:
     """Write a file that is not there yet; False where another one is."""
-    fs, inner = _filesystem(path)
+    fs, inner = filesystem(path)
 
     def call() -> bool:
         try:
             fs.pipe_file(inner, data, mode="create")
         except Exception as error:
-            number = getattr(error, "errno", 0)
-            if number in (errno.EEXIST, errno.EBUSY) or _status(error.__cause__ or error) in (409, 412):
+            if isinstance(error, FileExistsError) or _status(error) == 412:
                 return False
             raise
         return True
@@ -247,164 +320,7 @@ def create(path: str, data: bytes) -> bool:
 
 def remove(path: str) -> None:
     """Remove a file, if it is there."""
-    fs, inner = _filesystem(path)
+    fs, inner = filesystem(path)
     with suppress(FileNotFoundError):
         tried(path, lambda: fs.rm_file(inner))
     forget(path)
-
-
-# Reading
-
-
-@lru_cache(maxsize=2)
-def _pool(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a child of a fork has no threads
-    return ThreadPoolExecutor(CONNECTIONS, "grainline remote")
-
-
-class _Object:
-    """A remote file of one state, in this process."""
-
-    def __init__(self, path: str, state: State) -> None:
-        """Raises OSError where it has another state."""
-        if state_of(path) != state:
-            raise OSError(*_CHANGED, path)
-        self.path, self.size, self.state = path, state.size, state
-        self.fs, self.inner = _filesystem(path)
-        self.opened: Any = None
-        self.blocks: BlockFile | None = None
-        self.end = -1  # of the latest read
-        self._opening = Lock()
-
-    def store(self) -> BlockFile | None:
-        """The blocks on the disk. None where nothing can be kept."""
-        if self.blocks is None or self.blocks.removed:
-            self.blocks = cache().file(self.path, *self.state)
-            if self.blocks is None:
-                _say(cache().broken)
-        return self.blocks
-
-    def get(self, start: int, end: int) -> bytes:
-        """These bytes from the server, kept on the disk where they begin with a block."""
-        data = tried(self.path, lambda: self._request(start, end))
-        if (blocks := self.store()) is not None:
-            blocks.write(start // BLOCK, data)
-        return data
-
-    def _request(self, start: int, end: int) -> bytes:
-        web = self.path.startswith("http")
-        with self._opening:
-            if self.opened is None and not web:
-                # fsspec's file of S3 and of GS asks for the version that it was opened in
-                opened = self.fs.open(self.inner, "rb", cache_type="none")
-                if (info := getattr(opened, "details", None)) and _state(self.path, info) != self.state:
-                    raise OSError(*_CHANGED, self.path)
-                self.opened = opened
-        ranged = getattr(self.opened, "_fetch_range", None)
-        data = bytes(ranged(start, end) if ranged else self.fs.cat_file(self.inner, start=start, end=end))
-        if web and len(data) == self.size > end - start:  # a server that knows no ranges
-            if self.size > PIECE:
-                raise data_error(f"{self.path}: its server sends whole files alone: download it first")
-            data = data[start:end]
-        if len(data) != end - start:
-            raise OSError(f"{len(data):,} bytes came in place of {end - start:,}")
-        return data
-
-
-@lru_cache(maxsize=1)
-def _say(why: str) -> None:
-    print(
-        f"remote files are not kept on this disk, so each is read whenever it is used: {why}", file=sys.stderr
-    )
-
-
-@lru_cache(maxsize=256)
-def _objects(pid: int, path: str, state: State) -> _Object:  # noqa: ARG001 - connections are of one process
-    return _Object(path, state)
-
-
-def read_range(path: str, state: State, offset: int, size: int) -> bytes:
-    """Up to `size` bytes from an offset on; more is fetched where a file is read from its start on."""
-    one = _objects(os.getpid(), path, state)
-    end = min(offset + size, one.size)
-    if end <= offset:
-        return b""
-    run = offset // BLOCK, -(-end // BLOCK)
-    store = one.store()
-    blocks = store.read(run) if store else {}
-    absent = [block for block in range(*run) if block not in blocks]
-    if absent and store and one.end >= 0 and 0 <= offset - one.end <= GAP:  # the file is read to its end
-        ahead = run[1], min(-(-one.size // BLOCK), run[1] + AHEAD // BLOCK)
-        absent += [block for part in store.absent(ahead) for block in range(*part)]
-    for first, data in _together([(one, *piece) for piece in _pieces(absent)]):
-        blocks.update({first + i // BLOCK: data[i : i + BLOCK] for i in range(0, len(data), BLOCK)})
-    one.end = end
-    data = b"".join(blocks[block] for block in range(*run))
-    return data[offset - run[0] * BLOCK : end - run[0] * BLOCK]
-
-
-def fetch(ranges: Iterable[Range]) -> None:
-    """Fetch some bytes into the cache, together. What is not there fails when it is read."""
-    if cache().broken:
-        return
-    ranges = list(ranges)
-    look_up([one.path for one in ranges])
-    wanted: list[tuple[_Object, int, int]] = []
-    for path, offset, size in ranges:
-        kind, state = ask(path)
-        if kind != "file":
-            continue
-        one = _objects(os.getpid(), path, state)
-        end = one.size if size is None else min(offset + size, one.size)
-        if offset < end and (store := one.store()) is not None:
-            absent = store.absent((offset // BLOCK, -(-end // BLOCK)))
-            wanted += [(one, *piece) for run in absent for piece in _pieces(range(*run))]
-    for _ in _together(list(dict.fromkeys(wanted))):
-        pass
-
-
-def _pieces(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring blocks in pieces of one request: the first, and the one behind the last."""
-    first = last = -1
-    for block in blocks:
-        if block != last or (block - first) * BLOCK >= PIECE:
-            if last > first:
-                yield first, last
-            first = block
-        last = block + 1
-    if last > first:
-        yield first, last
-
-
-def _together(wanted: Sequence[tuple[_Object, int, int]]) -> Iterator[tuple[int, bytes]]:
-    """The first block and the bytes of each piece, in order; several requests at a time."""
-
-    def get(piece: tuple[_Object, int, int]) -> tuple[int, bytes]:
-        one, first, last = piece
-        return first, one.get(first * BLOCK, min(last * BLOCK, one.size))
-
-    return map(get, wanted) if len(wanted) < 2 else _pool(os.getpid()).map(get, wanted)
-
-
-class RemoteFile(io.RawIOBase):
-    """A remote file, open for reading from any position."""
-
-    def __init__(self, path: str) -> None:
-        """Raises OSError where it is not there."""
-        self.path, self.state, self._position = path, state_of(path), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.state.size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        data = read_range(self.path, self.state, self._position, len(buffer))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)

@@ -19,9 +19,10 @@ from pathlib import Path
 from threading import get_ident
 
 from grainline import system
-from grainline.data.formats import remote
+from grainline.data.formats import ranges, remote
 from grainline.data.formats.remote import Range as Range
 from grainline.data.formats.remote import State as State
+from grainline.data.formats.remote import is_web as is_web
 from grainline.system import MAX_BYTES, READ, read_at
 
 BUFFER = 2**22  # bytes of a remote file that one request reads, where a file is read from its start on
@@ -45,6 +46,12 @@ def forget(path: str) -> None:
 def absolute(path: str) -> str:
     """The path from the root of its file system on; a URL is one."""
     return path if is_remote(path) else os.path.abspath(path)
+
+
+def join(folder: str, name: str) -> str:
+    """The path of a name in a folder."""
+    path = os.path.join(folder, name)
+    return remote.normal(path) if is_remote(path) else path
 
 
 def exists(path: str) -> bool:
@@ -75,7 +82,7 @@ def state_of(path: str) -> State:
 def existing(paths: Sequence[str]) -> list[bool]:
     """Whether a file or a folder is there, of each path; URLs are asked for together."""
     if paths and is_remote(paths[0]):
-        remote.look_up(paths)
+        remote.look_up(paths, listing=True)
     return [exists(path) for path in paths]
 
 
@@ -127,7 +134,7 @@ def open_regular(path: str) -> BufferedReader:
     """A regular file, open for reading: a pipe would block, and a device may have no end."""
     if not is_remote(path):
         return system.open_regular(path)
-    return BufferedReader(remote.RemoteFile(path), BUFFER)
+    return BufferedReader(ranges.RemoteFile(path), BUFFER)
 
 
 def read_range(path: str, state: State, offset: int, size: int) -> bytes:
@@ -136,14 +143,14 @@ def read_range(path: str, state: State, offset: int, size: int) -> bytes:
     Raises OSError where the file does not have this state, of when its index was read, any more.
     """
     if is_remote(path):
-        return remote.read_range(path, state, offset, size)
+        return ranges.read_range(path, state, offset, size)
     return read_at(_open(path, *state).number, size, offset)
 
 
-def fetch(ranges: Iterable[Range]) -> None:
+def fetch(wanted: Iterable[Range]) -> None:
     """Fetch some bytes that are read next, together and ahead, where they are remote."""
-    if away := [one for one in ranges if is_remote(one.path)]:
-        remote.fetch(away)
+    if away := [one for one in wanted if is_remote(one.path)]:
+        ranges.fetch(away)
 
 
 # Writing, of results alone: sources are only read.

@@ -37,7 +37,7 @@ from grainline.data.formats.parsed import (
     strings,
     text_of,
 )
-from grainline.data.formats.storage import absolute, read_plain
+from grainline.data.formats.storage import absolute, join, read_plain
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import some
 
@@ -76,7 +76,7 @@ class Table(ListedImages):
         return read_rows(self._file)
 
     def folder(self) -> str:
-        return os.path.join(super().folder(), self._query.get("root", ""))
+        return join(super().folder(), self._query.get("root", ""))
 
     def parse(self, content: Sequence[Row]) -> list[Entry]:
         if not content:

@@ -1,8 +1,8 @@
 """The samples of a tar: which members belong to one, and an index of their places that is kept on the disk.
 
 `load_shard` reads the headers once and keeps the index in the folder `index` of the cache, one file for each
-tar, valid while the tar's size and time (of a URL: its version) stay the same. The file is mapped, so that
-millions of samples take no memory of their own, and processes share it:
+tar, valid while the tar's size and time (of a URL: its version) stay the same. A sample takes 28 bytes and
+its key, and forked workers share them:
 
     8 bytes   length of the header, a multiple of 8
     header    JSON: version, samples, bytes of their keys, and the fields of `Shard` that are no arrays
@@ -13,7 +13,6 @@ millions of samples take no memory of their own, and processes share it:
 import contextlib
 import hashlib
 import json
-import mmap
 import os
 import tarfile
 import zlib
@@ -28,6 +27,7 @@ import numpy as np
 from grainline.data.formats.common import IMAGE_SUFFIXES, digest, name_of
 from grainline.data.formats.parsed import data_error
 from grainline.data.formats.storage import State, absolute, open_regular, state_of
+from grainline.errors import stop_if_unreachable
 from grainline.files import drafted, sync
 from grainline.system import user_cache
 
@@ -46,7 +46,7 @@ def quoted(key: str) -> str:
     return f"{name[:-1]}%2F" if name.endswith("/") else name
 
 
-VERSION = 6  # of the cache files: raise it when the meaning of Shard changes
+VERSION = 7  # of the cache files: raise it when the meaning of Shard changes
 ABSENT = -1
 SEVERAL = -2  # in place of the offset of an image: two images of one key, or two texts of one ending
 SPANS = 6  # numbers per sample in Shard.spans
@@ -101,12 +101,6 @@ class Shard(NamedTuple):
         numbers[::2] = [(code - 1) * _BLOCK if code > 1 else -1 - code for code in numbers[::2]]
         return cast(list[int], numbers)
 
-    def release(self) -> None:
-        """Give back the memory of the mapped pages that were used; they are read again when needed."""
-        mapped = getattr(self.hashes, "_mmap", None)
-        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-            mapped.madvise(mmap.MADV_DONTNEED)
-
 
 def members(path: str) -> Members:
     """All files of a tar, from its headers. Raises UserError for what is no tar, or a packed one."""
@@ -131,7 +125,8 @@ def members(path: str) -> Members:
                     while member := tar.next():
                         _add(files, member, path)
                         position = tar.offset
-            except (tarfile.TarError, ValueError, OverflowError, MemoryError):
+            except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
+                stop_if_unreachable(error)
                 damaged = position < end
             if damaged or position == start:
                 flaw = f"has a cut or damaged header at byte {position}"
@@ -231,29 +226,20 @@ def _write_index(file: Path, shard: Shard) -> None:
 def _read_index(file: Path, path: str, state: State) -> Shard | None:
     """The shard as it was written, or None: no file, another tar, another version, a single wrong bit."""
     try:
-        if not _is_whole(file):
+        data = file.read_bytes()
+        if zlib.crc32(data[:-4]).to_bytes(4, "little") != data[-4:]:
             return None
-        data = np.memmap(file, np.uint8, "r")
-        start = 8 + int(data[:8].view(np.int64)[0])
-        version, number, kind, about = json.loads(data[8:start].tobytes())
+        start = 8 + int.from_bytes(data[:8], "little")
+        version, number, kind, about = json.loads(data[8:start])
         if (version, about["path"], about["size"], about["changed"]) != (VERSION, path, *state):
             return None
-        hashes, start = data[start : start + 8 * number].view(np.uint64), start + 8 * number
-        split = start + SPANS * number * np.dtype(kind).itemsize
-        spans, rest = data[start:split].view(kind).reshape(number, SPANS), data[split:-4]
-        size = number * np.dtype(kind).itemsize
-        return Shard(Keys(rest[:size].view(kind), rest[size:]), spans, hashes, **about)
+        hashes = np.frombuffer(data, np.uint64, number, start).copy()  # which are used once
+        arrays = np.frombuffer(data, np.uint8, offset=start + hashes.nbytes)[:-4].copy()
+        split, end = (count * number * np.dtype(kind).itemsize for count in (SPANS, SPANS + 1))
+        spans, ends = arrays[:split].view(kind).reshape(number, SPANS), arrays[split:end].view(kind)
+        return Shard(Keys(ends, arrays[end:]), spans, hashes, **about)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _is_whole(file: Path) -> bool:
-    """Whether the checksum at the end is that of all before; the file is read, not mapped."""
-    total, left = 0, file.stat().st_size - 4
-    with file.open("rb") as opened:
-        while left > 0 and (piece := opened.read(min(left, 2**20))):
-            total, left = zlib.crc32(piece, total), left - len(piece)
-        return left == 0 and opened.read() == total.to_bytes(4, "little")
 
 
 def group(path: str, listing: Members, state: State) -> Shard:

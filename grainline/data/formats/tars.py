@@ -39,8 +39,7 @@ class Tars(Parts):
         stems = [stem_of(path) for path in paths]
         names = stems if len(set(stems)) == len(stems) else paths
         unique = len(paths) == 1 or not _repeated([shard.hashes for shard in self._shards])
-        for shard in self._shards:
-            shard.release()
+        self._shards = [shard._replace(hashes=shard.hashes[:0]) for shard in self._shards]
         self._prefixes = [""] * len(paths) if unique else [f"{name}/" for name in names]
         flaws = zip(paths, self._shards, strict=True)
         self.remarks = tuple(f"{name} {shard.flaw}" for name, shard in flaws if shard.flaw)
