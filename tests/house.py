@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 38_374,  # code and docstrings; goal 35,000
-    "lines": 46_261,  # goal 42,000
-    "test lines": 44_807,  # goal 41,000
+    "code lines": 38_387,  # code and docstrings; goal 35,000
+    "lines": 46_277,  # goal 42,000
+    "test lines": 44_828,  # goal 41,000
     "benchmark lines": 3_760,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
@@ -67,6 +67,9 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("code lines", 120, "failures of servers that were taken for damage, or lost files; of the same 2,000"),
     ("lines", 131, "the same"),
     ("test lines", 164, "their tests, and these rows"),
+    ("code lines", 13, "wrong numbers of encode, and a GPU for each process of torchrun; of the same 2,000"),
+    ("lines", 16, "the same"),
+    ("test lines", 21, "their tests, and these rows"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

@@ -23,6 +23,7 @@ import grainline
 from grainline.data.vector_parts import read_vectors
 from grainline.embedding import work as working
 from grainline.embedding.work import Settings, Work, work_through
+from grainline.embedding.write import gpu_of_rank
 from grainline.errors import UserError
 
 Capture = pytest.CaptureFixture[str]
@@ -174,6 +175,23 @@ def test_parquet_holds_the_same(model: str, alone: Path, tmp_path: Path, capsys:
     assert "--format is 'csv'; allowed: safetensors, parquet" in complaint(
         capsys, *command(model, SCENES, tmp_path / "q", "--format", "csv")[3:]
     )
+
+
+def test_wrong_numbers_are_one_line(model: str, tmp_path: Path, capsys: Capture) -> None:
+    for option, text in (
+        (("--rows", 0), "--rows is 0; allowed"),
+        (("--actors", 0), "--actors is 0; allowed"),
+    ):
+        assert text in complaint(capsys, "encode", model, SCENES, "--out", tmp_path / "v", *option)
+    text = complaint(capsys, "encode", model, SCENES, "--out", tmp_path / "v", "--engine", "spark")
+    assert "--engine is 'spark'; allowed: processes, ray" in text
+
+
+def test_each_process_of_torchrun_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, rank, gpu in ((0, "1", None), (2, None, None), (2, "1", "cuda:1"), (2, "5", "cuda:1")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda number=number: number)
+        monkeypatch.setenv("LOCAL_RANK", rank) if rank else monkeypatch.delenv("LOCAL_RANK", raising=False)
+        assert gpu_of_rank() == gpu
 
 
 def test_a_part_that_was_changed_is_noticed(alone: Path, tmp_path: Path) -> None:

@@ -184,11 +184,11 @@ def encode(
     """
     check_model(model)
     started = time.monotonic()
-    from grainline.embedding.write import write_vectors
+    from grainline.embedding.write import gpu_of_rank, write_vectors
     from grainline.loading import load
     from grainline.training.recipe import descriptions_for
 
-    loaded = load(model)
+    loaded = load(model, device=gpu_of_rank())
     own = None if source.endswith(".txt") else descriptions_for(loaded, model, descriptions)
     with progress("encoding", "parts") as step:
         manifest = write_vectors(

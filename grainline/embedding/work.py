@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, NamedTuple
@@ -94,6 +95,10 @@ class Work:
             raise UserError(f"--images {images} does not go with {source}, a file of texts")
         if settings.format not in FORMATS:
             raise UserError(f"--format is {settings.format!r}; allowed: {', '.join(FORMATS)}")
+        if settings.format == "parquet" and find_spec("pyarrow") is None:
+            raise UserError("--format parquet needs pyarrow: pip install 'grainline[data]'")
+        if settings.rows < 1:
+            raise UserError(f"--rows is {settings.rows}; allowed are numbers from 1 on")
         self.model, self.settings, self.descriptions = model, settings, descriptions
         options: Any = {"images": images, "size": model.method.size, "allow_bare": True, "trust_code": True}
         self.source: Any = Lines(source) if lines else open_source(source, **options)

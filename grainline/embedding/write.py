@@ -1,6 +1,9 @@
 """`grainline encode`: vectors of a whole set, by this process and others, or by Ray."""
 
+import os
 from typing import Any
+
+import torch
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.vector_parts import Row
@@ -8,6 +11,12 @@ from grainline.embedding.work import Settings, Work, work_through
 from grainline.errors import UserError
 from grainline.evaluation.encode import Progress
 from grainline.model import Model
+
+
+def gpu_of_rank() -> str | None:
+    """The GPU of this process of torchrun; None without torchrun, or without a GPU."""
+    rank, number = os.environ.get("LOCAL_RANK"), torch.cuda.device_count()
+    return f"cuda:{int(rank) % number}" if rank is not None and number else None
 
 
 def write_vectors(  # noqa: PLR0913 - each is a choice of the caller; long by its docstring, which is the help of the command
@@ -48,6 +57,8 @@ def write_vectors(  # noqa: PLR0913 - each is a choice of the caller; long by it
     work = Work(model, out, settings, descriptions)
     if retry:
         work.folder.retry()
+    if actors < 1:
+        raise UserError(f"--actors is {actors}; allowed are numbers from 1 on")
     if engine == "ray":
         from grainline.embedding.ray_engine import encode_units  # imports Ray
 
