@@ -29,13 +29,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
 
 import grainline
+from grainline.data.vector_parts import read_vectors
 from grainline.distributed import usable_cores
-from grainline.evaluation.encode import write_vectors
+from grainline.embedding.write import write_vectors
 from grainline.loading import default_device, load
 
 EVERY = 200  # steps after which a run writes a checkpoint
@@ -215,15 +216,19 @@ def compare(out: Path, jobs: Sequence[Job], base: str) -> list[Path]:
     return files
 
 
-def mean_image(run: str, measure: Measure, folder: Path) -> Path:
-    """Vectors of a run in which all images are alike, so that texts alone decide."""
-    if not (folder / "rows.jsonl").is_file():
-        write_vectors(load(run), measure.data, folder, captions=measure.captions[0])
-        vectors = load_file(folder / "vectors.safetensors")
-        mean = torch.nn.functional.normalize(vectors["images"].mean(0), dim=0)
-        vectors["images"] = mean.expand_as(vectors["images"]).contiguous()
-        save_file(vectors, folder / "vectors.safetensors")
-    return folder
+def mean_image(run: str, measure: Measure, folder: Path) -> str:
+    """Vectors of a run in which all images are alike, so that texts alone decide: their files."""
+    files = [folder / name for name in ("images.npy", "texts.npy", "pairs.jsonl")]
+    if not files[-1].is_file():
+        write_vectors(load(run), str(run), measure.data, str(folder), captions=measure.captions[0])
+        vectors, rows = read_vectors(str(folder))
+        mean = vectors["images"].mean(0) / np.linalg.norm(vectors["images"].mean(0))
+        np.save(files[0], np.tile(mean, (len(vectors["images"]), 1)))
+        np.save(files[1], vectors["texts"])
+        place = {row["key"]: row["row"] for row in rows if row["side"] == "images"}
+        pairs = [row | {"image": place[row["key"]]} for row in rows if row["side"] == "texts"]
+        files[-1].write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return "+".join(map(str, files))
 
 
 def device_name() -> str:

@@ -91,6 +91,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def s3_server() -> Iterator[Proxy]:
     """The proxy, with moto behind it."""
+    from s3fs import S3FileSystem
+
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-p", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as moto:
         assert moto.stderr is not None
@@ -98,6 +100,7 @@ def s3_server() -> Iterator[Proxy]:
         threading.Thread(target=moto.stderr.read, daemon=True).start()  # it would wait for room in the pipe
         proxy = Proxy(port)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        S3FileSystem.clear_instance_cache()  # it would speak to the server of another file of tests
         try:
             yield proxy
         finally:

@@ -22,8 +22,8 @@ PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
     "code lines": 38_387,  # code and docstrings; goal 35,000
     "lines": 46_277,  # goal 42,000
-    "test lines": 44_828,  # goal 41,000
-    "benchmark lines": 3_760,  # goal 5,500
+    "test lines": 44_834,  # goal 41,000
+    "benchmark lines": 3_765,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
     "fan-out": 15,
@@ -70,6 +70,8 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("code lines", 13, "wrong numbers of encode, and a GPU for each process of torchrun; of the same 2,000"),
     ("lines", 16, "the same"),
     ("test lines", 21, "their tests, and these rows"),
+    ("test lines", 6, "an S3 server of its own for each file of tests, and these rows"),
+    ("benchmark lines", 5, "vectors of alike images as files, since parts are sealed"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""
 

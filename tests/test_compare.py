@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from indexes import photo, saved, tiny_model
 from runs import call, complaint
-from safetensors.torch import load_file
 from test_check import blocks
 
 import grainline
+from grainline.data.vector_parts import read_vectors
 from grainline.errors import UserError
 from grainline.evaluation.compare import pooled
 from grainline.evaluation.comparison import Comparison, Gain, Overlaps
@@ -133,9 +133,9 @@ def test_vectors_of_another_program_have_the_numbers_of_their_model() -> None:
     assert result.rank("v", 0, "rSum").mean == 1.5
     assert "no vector of the text" in result.cell("v", 1).reason
     assert "needs a model" in result.cell("v", 2).reason
-    for name, x in load_file("v/vectors.safetensors").items():
-        np.save(f"{name}.npy", x.numpy())
-    rows = [json.loads(line) for line in Path("v/rows.jsonl").read_text().splitlines()]
+    vectors, rows = read_vectors("v")
+    for name, x in vectors.items():
+        np.save(f"{name}.npy", x)
     keys = [row["key"] for row in rows if row["side"] == "images"]
     texts = [row | {"image": keys.index(row["key"])} for row in rows if row["side"] == "texts"]
     Path("pairs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in texts))
