@@ -1,4 +1,4 @@
-"""`grainline encode` beside the plain loop over a source: what units, claims and parts cost.
+"""`grainline encode` against the plain loop over a source: what units, claims and parts cost.
 
     python -m benchmarks.bench_encode MODEL DATA [--rows 100 1000]
 

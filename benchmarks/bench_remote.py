@@ -1,8 +1,8 @@
-"""Tars on S3 beside the same tars on a disk, and ten million samples: memory of a loader process, and start.
+"""Tars on S3 against the same tars on a disk, and ten million samples: memory of a loader process, and start.
 
     python -m benchmarks.bench_remote DIR-OF-TARS [--samples 10000000]      needs `make engines`
 
-The S3 server is moto, which runs beside the loader on the same cores, so it is the bound. Images a second are
+The S3 server is moto, which runs on the same cores as the loader, so it is the bound. Images a second are
 those of 40 batches of random crops, first with an empty cache of blocks, then with a full one. The index of
 ten million samples is invented: 10,000 in each tar, with keys of 9 digits as img2dataset writes them, and the
 places of images that are really there, so that batches can be read.

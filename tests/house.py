@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 PACKAGE = "grainline"
 LIMITS = {  # the numbers of the last commit that lowered them
-    "code lines": 38_387,  # code and docstrings; goal 35,000
-    "lines": 46_277,  # goal 42,000
-    "test lines": 44_834,  # goal 41,000
+    "code lines": 38_393,  # code and docstrings; goal 35,000
+    "lines": 46_282,  # goal 42,000
+    "test lines": 44_836,  # goal 41,000
     "benchmark lines": 3_765,  # goal 5,500
     "names twice in a folder": 0,
     "shared names": 3,
@@ -71,6 +71,9 @@ GRANTS: tuple[tuple[str, int, str], ...] = (
     ("lines", 16, "the same"),
     ("test lines", 21, "their tests, and these rows"),
     ("test lines", 6, "an S3 server of its own for each file of tests, and these rows"),
+    ("code lines", 6, "nothing is prefetched where nothing is remote; manifests are read once; of the 2,000"),
+    ("lines", 5, "the same"),
+    ("test lines", 2, "these rows"),
     ("benchmark lines", 5, "vectors of alike images as files, since parts are sealed"),
 )
 """Limit, by how much it may rise, and why: one row for each time. Rows stay."""

@@ -270,7 +270,7 @@ def test_training_ends_in_one_line_and_goes_on_where_it_was(
     assert grainline(*arguments(cloud, "there")) == 2
     said = capsys.readouterr().err.splitlines()
     assert "cannot be read after 6 tries" in said[-1]
-    assert len(said) == 2  # the other line says that nothing is kept
+    assert len(said) == 2  # the other line says that nothing is cached
     done = steps_done(tmp_path / "there")
     assert 0 < done < 6
     server.fault = lambda _: OK
@@ -330,7 +330,7 @@ def test_a_web_server_is_read_by_ranges_or_not_at_all(
 # The cache of blocks
 
 
-def kept(folder: Path) -> list[Path]:
+def cached(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "cache" / "remote").rglob("*") if path.is_file())
 
 
@@ -340,7 +340,7 @@ def test_blocks_that_were_damaged_on_the_disk_are_fetched_again(
     path, plain = f"{cloud}/tars/t-1.tar", (local / "tars" / "t-1.tar").read_bytes()
     state = state_of(path)
     assert read_range(path, state, 0, state.size) == plain
-    (file,) = kept(tmp_path)
+    (file,) = cached(tmp_path)
     whole = file.read_bytes()
     rng = random.Random(0)
     for _ in range(30):
@@ -359,9 +359,9 @@ def test_the_cache_keeps_to_its_limit(fs: Any, tmp_path: Path, monkeypatch: pyte
         fs.pipe_file(f"{BUCKET}/limit/{n}.bin", os.urandom(200_000))
     for n in range(20):
         assert len(read_plain(f"s3://{BUCKET}/limit/{n}.bin")) == 200_000
-        assert sum(blocks._used(path.stat()) for path in kept(tmp_path)) < 1_300_000
-    assert 3 <= len(kept(tmp_path)) <= 6  # the latest
-    removed = kept(tmp_path)[0]
+        assert sum(blocks._used(path.stat()) for path in cached(tmp_path)) < 1_300_000
+    assert 3 <= len(cached(tmp_path)) <= 6  # the latest
+    removed = cached(tmp_path)[0]
     removed.unlink()  # by another process
     for n in range(20):
         assert read_plain(f"s3://{BUCKET}/limit/{n}.bin") == fs.cat_file(f"{BUCKET}/limit/{n}.bin")
@@ -382,7 +382,7 @@ def test_without_a_cache_all_is_read_and_one_line_says_so(
         (tmp_path / "cache").touch()
     assert_same(batches(open_source(f"{cloud}/tars")), batches(open_source(f"{local}/tars")))
     said = capsys.readouterr().err
-    assert said.count("remote files are not kept on this disk") == 1
+    assert said.count("remote files are not cached on this disk") == 1
     assert ("GRAINLINE_REMOTE_GB is 0" if why == "limit" else "cannot be written") in said
 
 

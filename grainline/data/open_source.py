@@ -121,11 +121,14 @@ def open_sources(paths: Sequence[str], *, images: str | None = None, **options: 
 
 
 def _ask_anew(path: str, images: str | None) -> None:
-    """Forget what servers said of the files at a path, or beside it, and of its images."""
+    """Forget what servers said of the files at a path, or in its folder, and of its images."""
     for one in (path, images or ""):
         if url := re.search("[a-z0-9]+://.*", one):
             base = divide(url[0])[0]
-            forget(base if re.search(r"[*?\[{]", base) or not suffix(base) else base.rpartition("/")[0])
+            forget(
+                base if re.search(r"[*?\[{]", base) or not suffix(base) else base.rpartition("/")[0],
+                below=True,
+            )
 
 
 def _paths_of(data: Any) -> list[str] | None:

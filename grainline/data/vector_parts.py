@@ -1,7 +1,7 @@
 """The folder of `grainline encode`, here or at a URL: units of work, their parts, and the manifest.
 
     job.json                     what vectors depend on: model, captions, precision, rows of a unit, ...
-    claims/UNIT.json             who encodes a unit, and when it was last seen to do so
+    claims/UNIT.json             the process that encodes a unit, and when it renewed its claim
     parts/UNIT-SUM.safetensors   images [n, D] and texts [m, D], unit length; UNIT-SUM.jsonl names the rows
     parts/UNIT-SUM.parquet       in place of both: a row for each vector, with side, row, key, text and vector
     parts/UNIT.failed.jsonl      cause and place of the samples that could not be encoded
@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,14 +29,17 @@ from torch import Tensor
 
 from grainline.data.formats.joined import shards
 from grainline.data.formats.storage import create, exists, forget, names_in, read_plain, remove, write
+from grainline.data.lines import as_line
 from grainline.errors import UserError
 from grainline.files import writing
+from grainline.progress import in_order
 
 FORMAT = "vectors 1"
 FORMATS = ("safetensors", "parquet")
 JOB, MANIFEST = "job.json", "manifest.json"
 SIDES = ("images", "texts")
 LARGEST = 2**40  # bytes of a file that is read
+READERS = 16  # records that are read at a time
 
 Row = dict[str, Any]
 
@@ -70,14 +74,13 @@ class Folder:
     def __init__(self, out: str, job: Mapping[str, Any]) -> None:
         """Begin the job, or go on with it. Raises UserError where the folder holds anything else."""
         self.out, self.job = out.rstrip("/"), {"grainline": FORMAT, **job}
-        forget(self.out)
         with writing(Path(out)):
             if not exists(self.path(JOB)):
                 if names := [name for name in self.names("") if not name.startswith(".")]:
                     raise UserError(
                         f"{out} is not an empty folder: it holds {min(names)}; choose another --out"
                     )
-                if create(self.path(JOB), as_json(self.job)):
+                if create(self.path(JOB), as_line(self.job)):
                     return
         before = self.read(JOB)
         differs = [name for name in {**before, **self.job} if before.get(name) != self.job.get(name)]
@@ -91,7 +94,6 @@ class Folder:
 
     def names(self, folder: str) -> list[str]:
         """The names in a folder of it, as they are now."""
-        forget(self.path(folder))
         try:
             return names_in(self.path(folder))
         except OSError:
@@ -109,7 +111,7 @@ class Folder:
         self, unit: Unit, vectors: Mapping[str, Tensor], rows: Sequence[Row], failed: Sequence[Row], cut: int
     ) -> None:
         """Write the part of a unit, then its done-record."""
-        files = encoded(vectors, rows, self.job["format"])
+        files = files_of_part(vectors, rows, self.job["format"])
         total = hashlib.sha256(b"".join(files.values())).hexdigest()
         names = {kind: f"{unit.name}-{total[:8]}.{kind}" for kind in files}
         counts = {side: len(vectors.get(side, ())) for side in SIDES} | {"failed": len(failed), "cut": cut}
@@ -118,8 +120,8 @@ class Folder:
             for kind, data in files.items():
                 write(self.path("parts", names[kind]), data)
             if failed:
-                write(self.path("parts", f"{unit.name}.failed.jsonl"), b"".join(map(as_json, failed)))
-            create(self.path("done", f"{unit.name}.json"), as_json(record))
+                write(self.path("parts", f"{unit.name}.failed.jsonl"), b"".join(map(as_line, failed)))
+            create(self.path("done", f"{unit.name}.json"), as_line(record))
 
     def failures(self, unit: Unit) -> list[Row]:
         """Cause and place of the samples of a unit that could not be encoded."""
@@ -127,39 +129,40 @@ class Folder:
         return [json.loads(line) for line in read_plain(path).splitlines()] if exists(path) else []
 
     def retry(self) -> None:
-        """Make units with failed samples, and the manifest, undone."""
+        """Remove the done-records and lists of units with failed samples, and the manifest."""
         for name in sorted(self.done()):
             if self.read("done", f"{name}.json")["failed"]:
-                remove(self.path("done", f"{name}.json"))
-                remove(self.path("manifest.json"))
+                for path in (("done", f"{name}.json"), ("parts", f"{name}.failed.jsonl"), (MANIFEST,)):
+                    remove(self.path(*path))
 
     def complete(self, units: Sequence[Unit], notes: Sequence[str]) -> Row:
         """Write the manifest of a folder whose units are all complete; its content."""
-        parts = [self.read("done", f"{unit.name}.json") for unit in units]
+        path, names = self.path(MANIFEST), [unit.name for unit in units]
+        if exists(path):
+            written = read_object(path)
+            if [part["unit"] for part in written["parts"]] == names:  # another process was faster
+                return written
+        records = (f"{name}.json" for name in names)
+        parts = list(in_order(partial(self.read, "done"), records, READERS, ahead=4 * READERS))
         totals = {name: sum(part[name] for part in parts) for name in (*SIDES, "failed", "cut")}
         manifest = {**self.job, **totals, "notes": list(notes), "parts": parts}
-        write(self.path(MANIFEST), as_json(manifest))
+        write(path, as_line(manifest))
         return manifest
 
 
-def encoded(vectors: Mapping[str, Tensor], rows: Sequence[Row], form: str) -> dict[str, bytes]:
+def files_of_part(vectors: Mapping[str, Tensor], rows: Sequence[Row], form: str) -> dict[str, bytes]:
     """The files of a part, by their endings. The same vectors and rows give the same bytes."""
     if form == "safetensors":
         arrays = {name: x.cpu().contiguous() for name, x in vectors.items() if len(x)}
-        return {form: save(arrays), "jsonl": b"".join(map(as_json, rows))}
+        return {form: save(arrays), "jsonl": b"".join(map(as_line, rows))}
     import pyarrow as pa
     from pyarrow.parquet import write_table
 
-    width = next((x.shape[1] for x in vectors.values()), 1)
-    numbers = (
-        torch.cat([vectors[side].cpu() for side in SIDES if side in vectors]).numpy()
-        if vectors
-        else np.zeros((0, 1))
-    )
+    numbers = torch.cat([vectors[side].cpu() for side in SIDES if side in vectors]).numpy()
     columns = {name: [row.get(name) for row in rows] for name in ("side", "row", "key", "text")}
     types = {"side": pa.string(), "row": pa.int64(), "key": pa.string(), "text": pa.string()}
     table = {name: pa.array(values, types[name]) for name, values in columns.items()}
-    table["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), width)
+    table["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), numbers.shape[1])
     file = io.BytesIO()
     write_table(pa.table(table), file)
     return {form: file.getvalue()}
@@ -168,7 +171,7 @@ def encoded(vectors: Mapping[str, Tensor], rows: Sequence[Row], form: str) -> di
 def read_part(
     folder: str, names: Sequence[str], total: str, unit: str
 ) -> tuple[dict[str, np.ndarray], list[Row]]:
-    """The vectors of a part by side, and what their rows are. Raises UserError where it was changed.
+    """The vectors of a part by side, [n, D], and what their rows are. Raises UserError where it was changed.
 
     names, total, unit  its files, their sum and its unit, as in the manifest
     """
@@ -196,7 +199,7 @@ def read_part(
 
 
 def read_vectors(folder: str) -> tuple[dict[str, np.ndarray], list[Row]]:
-    """All vectors of a complete folder by side, and what their rows are. Raises UserError."""
+    """All vectors of a complete folder by side, [N, D], and what their rows are. Raises UserError."""
     arrays: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
     rows, first = list[Row](), dict.fromkeys(SIDES, 0)
     path = f"{folder}/{MANIFEST}"
@@ -224,8 +227,3 @@ def read_object(path: str) -> Row:
         ) from None
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is not as `grainline encode` writes it ({error}); encode again") from None
-
-
-def as_json(value: Mapping[str, Any]) -> bytes:
-    """One line of JSON."""
-    return (json.dumps(dict(value)) + "\n").encode()

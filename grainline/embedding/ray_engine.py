@@ -1,12 +1,11 @@
 """The units of `grainline encode` by Ray Data (extra `ray`): actors with the model, on nodes of a cluster.
 
 Ray hands out units, waits where actors are behind, and gives units of a dead node to others. As for processes
-it is the done-record that counts, so actors may work beside processes.
+it is the done-record that counts, so actors and processes may share the work.
 """
 
 import logging
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from grainline.data.descriptions import Descriptions
 from grainline.embedding.work import Settings, Work
 from grainline.errors import UserError
 from grainline.loading import load
-
-Progress = Callable[[int, int], None]
+from grainline.progress import Progress
 
 
 class Actor:

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,13 +23,15 @@ from grainline.data.formats.common import digest
 from grainline.data.formats.joined import SourceWrapper, prefetch
 from grainline.data.formats.parsed import read_lines
 from grainline.data.formats.storage import create, exists, forget, read_plain, remove, write
+from grainline.data.lines import as_line
 from grainline.data.open_source import SOURCES, open_source
 from grainline.data.record import Record, Source
-from grainline.data.vector_parts import FORMATS, Folder, Row, Unit, as_json, units_of
+from grainline.data.vector_parts import FORMATS, Folder, Row, Unit, units_of
 from grainline.errors import UserError
-from grainline.evaluation.encode import Progress, Walk, text_rows
+from grainline.evaluation.encode import Walk, text_rows
 from grainline.hub import fingerprint
 from grainline.model import Model
+from grainline.progress import Progress
 
 LEASE = 300.0  # seconds
 MISSES = 8  # claims of others, after which their list is read again
@@ -52,7 +55,7 @@ class Slice(SourceWrapper):
         prefetch(self.source, [self._range[index] for index in indices])
 
     def fingerprint(self) -> str:
-        """Not of these records: the unit has a digest of its own."""
+        """Empty: the unit that these records are has a digest of its own."""
         return ""
 
 
@@ -186,7 +189,7 @@ def work_through(work: Work, progress: Progress | None = None) -> int:
 def _claim(path: str, me: Row, known: bool) -> bool:
     """Whether the unit of this claim is this process's to encode."""
     if not known:
-        return create(path, as_json(me | {"time": time.time()}))
+        return create(path, as_line(me | {"time": time.time()}))
     forget(path)
     try:
         other = json.loads(read_plain(path))
@@ -197,17 +200,17 @@ def _claim(path: str, me: Row, known: bool) -> bool:
     except (ValueError, KeyError, TypeError):  # claims are written whole: this is none
         free = True
     if free:  # two processes may see that at once: both encode the unit, and the part of one counts
-        write(path, as_json(me | {"time": time.time()}))
+        write(path, as_line(me | {"time": time.time()}))
     return free
 
 
 def _alive(process: int) -> bool:
+    if sys.platform == "win32":  # where this call would end it
+        return True
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -218,7 +221,7 @@ def _renewed(path: str, me: Row) -> Iterator[None]:
 
     def renew() -> None:
         while not end.wait(LEASE / 4):
-            write(path, as_json(me | {"time": time.time()}))
+            write(path, as_line(me | {"time": time.time()}))
 
     thread = Thread(target=renew, daemon=True)
     thread.start()

@@ -7,10 +7,13 @@ import torch
 
 from grainline.data.descriptions import Descriptions
 from grainline.data.vector_parts import Row
+from grainline.embedding.ray_engine import encode_units
 from grainline.embedding.work import Settings, Work, work_through
 from grainline.errors import UserError
-from grainline.evaluation.encode import Progress
 from grainline.model import Model
+from grainline.progress import Progress
+
+ENGINES = ("processes", "ray")
 
 
 def gpu_of_rank() -> str | None:
@@ -19,7 +22,7 @@ def gpu_of_rank() -> str | None:
     return f"cuda:{int(rank) % number}" if rank is not None and number else None
 
 
-def write_vectors(  # noqa: PLR0913 - each is a choice of the caller; long by its docstring, which is the help of the command
+def write_vectors(  # noqa: PLR0913 - each is an option of the command; long by its docstring, their help
     model: Model,
     model_path: str,
     source: str,
@@ -38,8 +41,9 @@ def write_vectors(  # noqa: PLR0913 - each is a choice of the caller; long by it
     actors: int = 1,
     progress: Progress | None = None,
 ) -> Row:
-    """Encode a data source, or the lines of a .txt file, into a folder, beside others that do.
+    """Encode a data source, or the lines of a .txt file, into a folder that other processes write too.
 
+    model_path    where each node of Ray finds the model
     images        folder of the images, for files that name them by path
     captions      texts of a source, as in `evaluate`: auto, whole, each or first
     descriptions  of the images, for a model that reads them
@@ -53,18 +57,15 @@ def write_vectors(  # noqa: PLR0913 - each is a choice of the caller; long by it
 
     Returns the content of manifest.json. Raises UserError where `out` holds anything else.
     """
-    settings = Settings(source, images, captions, batch, rows, format, half)
-    work = Work(model, out, settings, descriptions)
-    if retry:
-        work.folder.retry()
+    if engine not in ENGINES:
+        raise UserError(f"--engine is {engine!r}; allowed: {', '.join(ENGINES)}")
     if actors < 1:
         raise UserError(f"--actors is {actors}; allowed are numbers from 1 on")
+    work = Work(model, out, Settings(source, images, captions, batch, rows, format, half), descriptions)
+    if retry:
+        work.folder.retry()
     if engine == "ray":
-        from grainline.embedding.ray_engine import encode_units  # imports Ray
-
         encode_units(work, model_path, address, actors, progress)
-    elif engine == "processes":
-        work_through(work, progress)
     else:
-        raise UserError(f"--engine is {engine!r}; allowed: processes, ray")
+        work_through(work, progress)
     return work.finish()

@@ -221,24 +221,18 @@ def _both_sides(vectors: Any) -> tuple[tuple[Any, Any], str, list[str] | None, P
     if not isinstance(vectors, Sequence) or len(vectors) not in (1, 2):
         raise UserError("vectors are two arrays or files, of images and of texts, or one file with both")
     names = [str(one) if isinstance(one, str | Path) else "arrays in memory" for one in vectors]
-    arrays = [_arrays(one) for one in vectors]
-    sides = (_array(arrays[0], "images", names[0]), _array(arrays[-1], "texts", names[-1], len(vectors) == 1))
-    return (
-        sides,
-        " and ".join(dict.fromkeys(names)),
-        _folder_rows(vectors[0])[0],
-        _folder_rows(vectors[-1])[1],
-    )
-
-
-def _folder_rows(vectors: Any) -> tuple[list[str] | None, Pairs]:
-    """The keys of the images and the pairs in a folder of `grainline encode`."""
-    if not isinstance(vectors, str | Path) or not isfile(join(vectors, MANIFEST)):
-        return None, None
-    rows = read_vectors(str(vectors))[1]
-    texts = [row for row in rows if row["side"] == "texts" and row.get("key") is not None]
+    folders = [read_vectors(str(one)) if _is_folder(one) else (_arrays(one), []) for one in vectors]
+    (first, keyed), (last, paired) = folders[0], folders[-1]
+    sides = _array(first, "images", names[0]), _array(last, "texts", names[-1], len(vectors) == 1)
+    keys = [str(row["key"]) for row in keyed if row["side"] == "images"]
+    texts = (row for row in paired if row["side"] == "texts" and row.get("key") is not None)
     pairs = [{"image": row["key"], "text": row["text"]} for row in texts]
-    return [str(row["key"]) for row in rows if row["side"] == "images"] or None, pairs or None
+    return sides, " and ".join(dict.fromkeys(names)), keys or None, pairs or None
+
+
+def _is_folder(vectors: Any) -> bool:
+    """Whether this is the path of a complete folder of `grainline encode`."""
+    return isinstance(vectors, str | Path) and isfile(join(vectors, MANIFEST))
 
 
 def _arrays(path: Any) -> Mapping[str, Any]:
@@ -247,7 +241,7 @@ def _arrays(path: Any) -> Mapping[str, Any]:
         return path if isinstance(path, Mapping) else {"": path}
     file = Path(path)
     if file.is_dir():
-        return read_vectors(str(file))[0]
+        raise UserError(f"{file} holds no {MANIFEST}, so it is no complete folder of `grainline encode`")
     if file.suffix not in (".npy", ".npz", ".safetensors"):
         raise UserError(f"{file} is of no known kind; vectors are {KINDS}")
     try:

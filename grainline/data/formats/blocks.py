@@ -28,16 +28,16 @@ Run = tuple[int, int]
 
 
 class BlockCache:
-    """A folder of blocks. `broken` says why nothing is kept: a full disk, or a folder that refuses."""
+    """A folder of blocks. `broken` says why nothing is cached: a full disk, or a folder that refuses."""
 
     def __init__(self, folder: Path, limit: int) -> None:
-        """limit: of all files together, in bytes; 0: nothing is kept"""
+        """limit: of all files together, in bytes; 0: nothing is cached"""
         self.folder, self.limit = folder, limit
         self.broken = "" if limit else f"{LIMIT} is 0"
         self._written = 0  # since the folder was measured
 
     def file(self, path: str, size: int, changed: int) -> "BlockFile | None":
-        """The blocks of one version of a file; None where nothing can be kept."""
+        """The blocks of one version of a file; None where nothing can be cached."""
         name = hashlib.sha256(f"{path}\n{size} {changed}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         place = self.folder / name[:2] / name[2:]
         try:
@@ -153,5 +153,5 @@ def cache() -> BlockCache:
     except ValueError:
         limit = -1
     if not 0 <= limit < 1e9:
-        raise UserError(f"{LIMIT} is {setting!r}; allowed is a number of GB, 0 to keep nothing")
+        raise UserError(f"{LIMIT} is {setting!r}; allowed is a number of GB, 0 for no cache")
     return _cache(user_cache() / "remote", int(limit * 1e9))

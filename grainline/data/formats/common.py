@@ -268,8 +268,8 @@ def require_images(candidates: Sequence[Sequence[str]], source: str, root: str, 
     """Fail if no image is there, at any of the paths where each may lie. which: ends the error"""
     if not is_folder(root) and not is_web(root):  # a web server need not list folders
         raise data_error(f"no folder of images at {root}, named for {source}: say where with --images DIR")
-    most = 100 if is_remote(root) else 10_000  # at least so many are tried before it is an error
-    step = max(1, len(candidates) // most)
+    tries = 100 if is_remote(root) else 10_000  # at least, before it is an error
+    step = max(1, len(candidates) // tries)
     if not any(is_file(path) for paths in candidates[::step] for path in paths):
         first = next((paths[0] for paths in candidates if paths), root)
         hint = f"(the first was looked for at {first}): say where they lie with --images DIR{which}"

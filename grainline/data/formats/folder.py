@@ -28,7 +28,7 @@ from grainline.data.formats.common import (
     texts_beside,
 )
 from grainline.data.formats.parsed import data_error
-from grainline.data.formats.storage import Range, fetch, is_folder, paths_below
+from grainline.data.formats.storage import Range, fetch, is_folder, is_remote, paths_below
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import amount, some
 
@@ -89,12 +89,14 @@ class Folder(FileSource):
         return texts_beside(os.path.join(self.path, os.path.splitext(name)[0]), read, lines=True)
 
     def _texts_of(self, name: str, *kinds: str) -> list[str]:
-        """The paths of the texts beside an image."""
+        """The paths of the texts of an image."""
         stem = os.path.splitext(name)[0]
         names = (f"{stem}.{one}" for kind in kinds for one in (kind, kind.upper()))
         return [os.path.join(self.path, one) for one in names if one in self._beside]
 
     def prefetch(self, indices: Sequence[int]) -> None:
+        if not is_remote(self.path):
+            return
         names = [self._names[i] for i in indices]
         images = (os.path.join(self.path, name) for name in names)
         texts = (path for name in names for path in self._texts_of(name, "json", "txt"))

@@ -28,7 +28,7 @@ from grainline.data.formats.parsed import (
     read_text,
     strings,
 )
-from grainline.data.formats.storage import Range, absolute, fetch, join
+from grainline.data.formats.storage import Range, absolute, fetch, is_remote, join
 from grainline.data.record import Cause, CorruptSample, Record
 from grainline.errors import UserError, shorten_words
 
@@ -125,7 +125,8 @@ class ListedImages(FileSource):
         return record
 
     def prefetch(self, indices: Sequence[int]) -> None:
-        fetch(Range(path) for i in indices for path in self._paths(self.entries[i])[:1])
+        if is_remote(self._root):
+            fetch(Range(path) for i in indices for path in self._paths(self.entries[i])[:1])
 
     def keys(self) -> Iterable[str]:
         return (entry.record.key for entry in self.entries)

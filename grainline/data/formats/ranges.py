@@ -44,7 +44,7 @@ class _Object:
         self._opening = Lock()
 
     def store(self) -> BlockFile | None:
-        """The blocks on the disk. None where nothing can be kept."""
+        """The blocks on the disk. None where nothing can be written."""
         if self.blocks is None or self.blocks.removed:
             self.blocks = cache().file(self.path, *self.state)
             if self.blocks is None:
@@ -52,7 +52,7 @@ class _Object:
         return self.blocks
 
     def get(self, start: int, end: int) -> bytes:
-        """These bytes from the server, kept on the disk where they begin with a block."""
+        """These bytes from the server, written to the cache; they begin with a block."""
         data = tried(self.path, lambda: self._request(start, end))
         if (blocks := self.store()) is not None:
             blocks.write(start // BLOCK, data)
@@ -86,7 +86,8 @@ class _Object:
 @lru_cache(maxsize=1)
 def _say(why: str) -> None:
     print(
-        f"remote files are not kept on this disk, so each is read whenever it is used: {why}", file=sys.stderr
+        f"remote files are not cached on this disk, so each is read whenever it is used: {why}",
+        file=sys.stderr,
     )
 
 

@@ -1,7 +1,7 @@
 """Files at URLs, by fsspec (extra `remote`): tries, what is there, lists, and writing. `ranges` reads them.
 
-Answers of servers on files that are there are kept until `forget`, so that a file is the same one as long as
-data are open. Nothing is open across a fork: fsspec makes its connections anew in the child.
+Answers of servers on files that are there are cached until `forget`, so that a file is the same one as long
+as data are open. Nothing is open across a fork: fsspec makes its connections anew in the child.
 """
 
 import errno
@@ -74,12 +74,13 @@ def is_web(path: str) -> bool:
     return re.match("https?://", path) is not None
 
 
-def forget(start: str) -> None:
-    """Ask the server anew of all paths that start so."""
-    for path in [path for path in list(_answers) if path.startswith(start)]:
+def forget(start: str, *, below: bool = False) -> None:
+    """Ask the server anew of a path. below: of all paths that start so"""
+    for path in [path for path in list(_answers) if path.startswith(start)] if below else [start]:
         _answers.pop(path, None)
     with suppress(UserError):  # whoever reads it says so
-        filesystem(start)[0].invalidate_cache()
+        fs, inner = filesystem(start)
+        fs.invalidate_cache(None if below else inner)
 
 
 def filesystem(path: str) -> tuple[Any, str]:
@@ -147,13 +148,12 @@ def _status(error: BaseException) -> int:
     return int(own) or (_status(error.__cause__) if error.__cause__ is not None else 0)
 
 
-def _keep(path: str, info: dict[str, Any]) -> Answer:
-    """The answer in fsspec's info of a path; kept where the path is there."""
+def _cached(path: str, info: dict[str, Any]) -> Answer:
+    """The answer in fsspec's info of a path, cached."""
     if info["type"] == "directory":
         answer = Answer("folder")
     else:
-        version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-        answer = Answer("file", state_in(path, info), version)
+        answer = Answer("file", state_in(path, info), version_in(info))
     if len(_answers) >= _MOST_ANSWERS:
         for old in list(islice(_answers, _MOST_ANSWERS // 16)):
             _answers.pop(old, None)
@@ -165,20 +165,25 @@ def state_in(path: str, info: dict[str, Any]) -> State:
     """The state in fsspec's info of a file. Raises UserError without a size."""
     if info.get("size") is None:
         raise data_error(f"{path} has no known size, as its server does not tell: download it first")
-    version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
-    return State(int(info["size"]), int.from_bytes(blake2b(version.encode(), digest_size=7).digest()))
+    digest = blake2b(version_in(info).encode(), digest_size=7).digest()
+    return State(int(info["size"]), int.from_bytes(digest))
+
+
+def version_in(info: dict[str, Any]) -> str:
+    """The version in fsspec's info of a file: its ETag or the like, else its time."""
+    return next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
 
 
 def ask(path: str) -> Answer:
-    """The answer of the server, or the one that was kept."""
+    """The answer of the server, or the cached one."""
     if (answer := _answers.get(path)) is not None:
         return answer
     fs, inner = filesystem(path)
     try:
         if is_web(path) and path.endswith("/"):
             tried(path, lambda: fs.ls(inner))
-            return _keep(path, {"type": "directory"})
-        return _keep(path, tried(path, lambda: fs.info(inner)))
+            return _cached(path, {"type": "directory"})
+        return _cached(path, tried(path, lambda: fs.info(inner)))
     except FileNotFoundError:
         return Answer("")
 
@@ -204,7 +209,7 @@ def look_up(paths: Sequence[str], *, listing: bool = False) -> None:
 
 
 def _listed(path: str, call: Callable[[Any, str], Any]) -> tuple[str, list[str]]:
-    """The URL of a path, and those that a call to its file system lists, with their answers kept; sorted."""
+    """The URL of a path, and those that a call to its file system lists, sorted. Their answers are cached."""
     fs, inner = filesystem(path)
     rows = tried(path, lambda: call(fs, inner))
     rows = rows.values() if isinstance(rows, dict) else rows
@@ -220,12 +225,13 @@ def _listed(path: str, call: Callable[[Any, str], Any]) -> tuple[str, list[str]]
             continue  # the mark of a folder on S3
         urls.append(name.rstrip("/"))
         if row["type"] == "directory" or row.get("size") is not None:  # links have no size
-            _keep(urls[-1], row)
+            _cached(urls[-1], row)
     return root, sorted(set(urls))
 
 
 def names_in(folder: str) -> list[str]:
-    """The names of the files and folders in a folder."""
+    """The names of the files and folders in a folder, as they are now."""
+    forget(folder)
     return [url.rpartition("/")[2] for url in _listed(folder, lambda fs, path: fs.ls(path, detail=True))[1]]
 
 

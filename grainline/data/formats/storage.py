@@ -37,10 +37,10 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path)) is not None
 
 
-def forget(path: str) -> None:
-    """Ask the server anew of what lies at a URL, or at those that a pattern stands for."""
+def forget(path: str, *, below: bool = False) -> None:
+    """Ask the server anew of a URL. below: of all that begin with it, up to the first wildcard"""
     if is_remote(path):
-        remote.forget(re.split(r"[*?\[{#]", path)[0])
+        remote.forget(re.split(r"[*?\[{#]", path)[0] if below else path, below=below)
 
 
 def absolute(path: str) -> str:
@@ -188,7 +188,10 @@ def remove(path: str) -> None:
 
 @contextmanager
 def _draft(path: str, data: bytes) -> Iterator[str]:
-    """A synced file beside the path, of this thread alone, which is removed at the end."""
+    """A synced file in the same folder, which is removed at the end.
+
+    Its name is of this thread alone: that of `files.drafted` is the same for all processes that write a path.
+    """
     folder, name = os.path.split(path)
     os.makedirs(folder or ".", exist_ok=True)
     draft = os.path.join(folder, f".{name}.{os.getpid()}-{get_ident()}")
@@ -218,5 +221,5 @@ def _open(path: str, size: int, changed: int) -> _Handle:
     handle = _Handle(os.open(path, READ))
     state = os.fstat(handle.number)
     if (state.st_size, state.st_mtime_ns) != (size, changed):
-        raise OSError("it was changed after its index was read")
+        raise remote.Changed(path)
     return handle

@@ -1,11 +1,11 @@
-"""The samples of a tar: which members belong to one, and an index of their places that is kept on the disk.
+"""The samples of a tar: which members belong to one, and an index of their places on the disk.
 
 `load_shard` reads the headers once and keeps the index in the folder `index` of the cache, one file for each
 tar, valid while the tar's size and time (of a URL: its version) stay the same. A sample takes 28 bytes and
 its key, and forked workers share them:
 
     8 bytes   length of the header, a multiple of 8
-    header    JSON: version, samples, bytes of their keys, and the fields of `Shard` that are no arrays
+    header    JSON: version, number of samples, type of numbers, and the fields of `Shard` that are no arrays
     hashes    [n] uint64;  spans [n, 6] and ends [n] uint32, or uint64 where a number needs it;  keys in UTF-8
     4 bytes   CRC-32 of all before
 """
@@ -16,10 +16,10 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple, cast, overload
+from typing import NamedTuple, cast
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -158,8 +158,8 @@ def _refuse_others(path: str, start: bytes) -> None:
             raise data_error(f"{path} is not a tar (no valid header at its start)") from None
 
 
-class Keys(Sequence[str]):
-    """The keys of samples, kept as bytes, in which they take a third of the room of strings."""
+class Keys:
+    """The keys of samples as bytes, which take a third of the room of strings."""
 
     def __init__(self, ends: np.ndarray, data: np.ndarray) -> None:
         """ends: [n] where each key ends in data, [bytes] uint8 of UTF-8"""
@@ -168,14 +168,7 @@ class Keys(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[str]: ...
-    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
-        number = range(len(self))[place]
+    def __getitem__(self, number: int) -> str:
         first = int(self.ends[number - 1]) if number else 0
         return self.data[first : int(self.ends[number])].tobytes().decode("utf-8", "surrogatepass")
 

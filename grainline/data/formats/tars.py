@@ -98,6 +98,8 @@ class Tars(Parts):
         return [(f"{prefix}{shard.digest}", len(shard.keys)) for prefix, shard in parts]
 
     def prefetch(self, indices: Sequence[int]) -> None:
+        if not is_remote(self.path):
+            return
         places = ((self._shards[number], row) for number, row in map(self._part, indices))
         rows = ((shard.path, shard.places(row)) for shard, row in places)
         pairs = ((path, numbers[i], numbers[i + 1]) for path, numbers in rows for i in (0, 2, 4))
@@ -113,7 +115,7 @@ class Tars(Parts):
 
 
 def _load(paths: Sequence[str]) -> list[Shard]:
-    """The shards of tars. Several URLs are read at a time, by each process of a machine from another on."""
+    """The shards of tars; several URLs at a time, and each process of a machine begins with another one."""
     if not is_remote(paths[0]):
         return [load_shard(path) for path in paths]
     existing(paths)
